@@ -222,11 +222,18 @@ typedef struct {
    * cannot be captured. docs/abi.md says what is checked.
    */
   uint64_t check;
+  /**
+   * CUDA, for tests: most microseconds, up to 1000000, of a random delay. Wherever a call has work on a stream of the library's own
+   * begin while the caller's stream goes on (a decoder's strategies, the copies of a tiered cache), both wait, each for a
+   * time of its own, also in each replay of a captured graph. What is computed is the same; only time is lost. 0 means what the
+   * environment variable VANWARD_DELAY says, or else no delay. A CPU session has no such streams.
+   */
+  uint64_t delay_microseconds;
 } vwd_session_options;
 #define VWD_SESSION_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
    /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL, /* log */ NULL, \
-   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0}
+   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0, /* delay_microseconds */ 0}
 
 /** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {
