@@ -1400,7 +1400,7 @@ contexts and changing modes.
 
 step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
                                   modes. One mode for all rows saves the launches of the other.
-step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+step->positions                   Q, positions of a row; at most max_positions; 0 means 1. Above 1, every layer is SERIAL in the step.
 step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
 step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
@@ -1440,7 +1440,7 @@ row's token, or those that the caller gives. Of rows that have tokens new to the
 are SERIAL in the step, at the price of launches that a step without begin saves.
 
 The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
-step and in one of several positions: an engine may call it for every layer.
+step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
 
 forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
                                      call.
