@@ -1,5 +1,5 @@
-/* The same text by every strategy of a decoder: SERIAL, PRR, FORESEEN, and drafts that are verified (SELF); and by SERIAL and VANWARD on a
- * tiered cache, which has slots for half of the blocks.
+/* The same text by every strategy of a decoder: SERIAL, PRR, FORESEEN, and drafts that are verified (SELF); and by SERIAL, VANWARD, SPARDA
+ * and ASYNC_TLS on a tiered cache, which has slots for half of the blocks.
  *
  * The model is a toy of one layer with random weights: a token's hidden state gives its key, value and queries, and what attention returns
  * decides the next token. All of its text depends on all tokens before. */
@@ -16,7 +16,7 @@ enum {
   D = 16,
   K = 6,           /* blocks that a selection chooses, of 19 and more */
   AHEAD = 8,       /* blocks of a predicted list, 1.25·K */
-  SLOTS = 2 * AHEAD, /* of the cache: the lists of two steps */
+  SLOTS = 2 * (AHEAD + 1), /* of the cache: the lists of two steps, with the block of the new token where they are foreseen */
   GAMMA = 4
 };
 
@@ -236,7 +236,7 @@ int main(void) {
   int32_t prompt[PROMPT];
   for (int t = 0; t < PROMPT; t++) prompt[t] = (int32_t)((uniform(&seed) + 1) * 0.499f * VOCABULARY);
 
-  static result dense, serial, prr, foreseen, tiered, vanward;
+  static result dense, serial, prr, foreseen, tiered, vanward, sparda, past;
   decode(session, &weights, prompt, VWD_DECODER_DENSE, VWD_STRATEGY_SERIAL, 0, NULL, &dense);
 
   /* PRR attends a predicted list while the selection runs, and repairs it exactly: the results are SERIAL's, bit for bit. */
@@ -264,6 +264,15 @@ int main(void) {
   CHECK(0 < vanward.fetched && vanward.fetched < tiered.fetched && tiered.fetched < tiered.selected);
   printf("VANWARD: the results of SERIAL; %d of %d selected blocks were waited for, by SERIAL %d\n", vanward.fetched, vanward.selected,
          tiered.fetched);
+
+  /* SPARDA attends the list that was foreseen, whose blocks have travelled since: FORESEEN's results. ASYNC_TLS attends what the step before
+   * selected, while this step's selection travels: nothing is waited for, and the list is a step old. */
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_SPARDA, 1, dense.text, &sparda);
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_ASYNC_TLS, 1, dense.text, &past);
+  CHECK(memcmp(foreseen.out, sparda.out, sizeof foreseen.out) == 0);
+  const double of_past = relative_error(&past.out[0][0], &dense.out[0][0], TOKENS * HQ * D);
+  CHECK(of_serial < of_past && of_past < 1);
+  printf("SPARDA: the results of FORESEEN. ASYNC_TLS: error %.3f against dense attention\n", of_past);
 
   /* Drafts by sparse attention, verified by dense attention: the dense text, in fewer dense steps. On the cache a dense step reads the blocks
    * in host memory where they lie. */

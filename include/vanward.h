@@ -222,11 +222,18 @@ typedef struct {
    * cannot be captured. docs/abi.md says what is checked.
    */
   uint64_t check;
+  /**
+   * CUDA, for tests: most microseconds, up to 1000000, of a random delay. Wherever a call has work on a stream of the library's own
+   * begin while the caller's stream goes on (a decoder's strategies, the copies of a tiered cache), both wait, each for a
+   * time of its own, also in each replay of a captured graph. What is computed is the same; only time is lost. 0 means what the
+   * environment variable VANWARD_DELAY says, or else no delay. A CPU session has no such streams.
+   */
+  uint64_t delay_microseconds;
 } vwd_session_options;
 #define VWD_SESSION_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
    /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL, /* log */ NULL, \
-   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0}
+   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0, /* delay_microseconds */ 0}
 
 /** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {
@@ -2650,12 +2657,19 @@ vwd_status vwd_predictor_update(const vwd_session *session,
  * steps. The first step of a history is skipped, and so are steps whose selection leaves no block out or only takes scores
  * equal to c. Ties between points go to the earlier point.
  *
+ * Each w_j counts as a whole number of a unit that suits the step: a power of two of which the n scores that are not forced add up to
+ * at most 2^63, so that what is dropped is below n² / 2^61 of a step's largest weight. The result has the same bits on every backend.
+ *
  * args->k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
  * args->grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
- * args->scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
+ * args->scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps. Every second, or every tenth, row of more
+ *                                              is a stride of T.
  * args->block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
  * holt                                         Out: the best point.
  * hit_rate                                     Out, may be NULL: hit rate of the best point, 0 … 1; 0 if every step is skipped.
+ *
+ * On CUDA the call runs on a stream of its own: streams that write the tensors have passed. Its memory there is 24 bytes for each row of
+ * scores, and 8 for each point, history, head and block, of as many points at once as 256 MiB hold, or of one.
  *
  * Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.
@@ -3450,9 +3464,14 @@ typedef struct {
  *
  * A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
  * stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
- * attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
- * in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step. With a budget
- * (options->budget) both are SERIAL in steps in which they do not pay.
+ * attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. FORESEEN, or PRR with
+ * VWD_PREDICT_FORESEEN, is SERIAL in a layer that was not foreseen in the step. With a budget (options->budget) both are SERIAL in
+ * steps in which they do not pay.
+ *
+ * A step of several positions (step->positions above 1) is SERIAL in every layer, whatever its strategy: it selects one list of k blocks
+ * for all positions of a row, and attends it. Nothing is foreseen, predicted or repaired in it, and its scores are not remembered: the
+ * next step of one position predicts from those before. Which rows are dense is as in the layer's other steps. So drafts that are
+ * verified by sparse attention are verified by SERIAL.
  */
 typedef struct vwd_decoder vwd_decoder;
 
@@ -3522,7 +3541,7 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  *
  * step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
  *                                   modes. One mode for all rows saves the launches of the other.
- * step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+ * step->positions                   Q, positions of a row; at most max_positions; 0 means 1. Above 1, every layer is SERIAL in the step.
  * step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
  *                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
  * step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
@@ -3574,7 +3593,7 @@ vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
  * are SERIAL in the step, at the price of launches that a step without begin saves.
  *
  * The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
- * step and in one of several positions: an engine may call it for every layer.
+ * step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
  *
  * forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
  *                                      call.

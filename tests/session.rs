@@ -283,6 +283,18 @@ fn session_refuses_a_check_that_there_is_not() {
 }
 
 #[test]
+fn session_refuses_delays_of_more_than_a_second() {
+    let create = |delay_microseconds| {
+        Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, delay_microseconds, ..args() })
+    };
+    assert!(create(0).is_ok() && create(1_000_000).is_ok());
+    for wrong in [1_000_001, u64::MAX] {
+        let expected = format!("options.delay_microseconds: {wrong}; expected microseconds, at most 1000000");
+        assert_eq!(create(wrong).err().expect("refused"), (VWD_ERROR_INVALID_ARGUMENT, expected));
+    }
+}
+
+#[test]
 fn session_refuses_variants_that_no_family_has() {
     let create = |text: &CStr| {
         Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, variants: text.as_ptr(), ..args() })

@@ -4,15 +4,18 @@
 
 `forecast`: a residual stream of 4096 channels to 32 heads of 128, bfloat16 in and out, RoPE, through maps in float32, cut to rank 128 or
 whole (0). `predictor`: 8 KV heads, 128 of nb blocks at ratio 1.25; `update` takes a step's scores, `predict` lists the next step's
-blocks, `both` is one after the other. Every result is compared with torch's before it is timed. `event` is one call between two CUDA
+blocks, `both` is one after the other. `calibration`: the built-in grid of 100 points over 64 score rows of 8 KV heads, an eighth of nb
+blocks at ratio 1.25, milliseconds of the call that waits; `same` says that a CPU session, timed beside it, gave the same bits. Every result is compared with torch's before it is timed. `event` is one call between two CUDA
 events, the host's time in it; `graph` is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many
-bytes as the map or the state has, half of them read; `empty` is an empty kernel in the same graph. Microseconds, medians; inputs are in
-no cache.
+bytes as the map or the state has, half of them read; `empty` is an empty kernel in the same graph. Microseconds where nothing else is
+said, medians; inputs are in no cache, but for calibration.
 """
 
 import json
 import math
+import statistics
 import tempfile
+import time
 
 import torch
 
@@ -162,10 +165,36 @@ def predictors(session, timer, rows):
         rows.put("predictor", **row)
 
 
+def calibrations(session, rows):
+    steps = 64
+    with vanward.Session("cpu") as host:
+        # 16K, 64K and 512K tokens.
+        for blocks in (256, 1024, 8192):
+            # Scores that drift: the steps of a random walk beside its start.
+            walk = torch.randn(1, steps, HEADS, blocks, device="cuda").mul_(0.2).cumsum(dim=1)
+            scores = walk + torch.randn(1, 1, HEADS, blocks, device="cuda") + 0.3 * torch.randn_like(walk)
+            counts = torch.full((1, steps), blocks, dtype=torch.int32, device="cuda")
+            torch.cuda.synchronize()
+
+            def milliseconds(where, repeats, **tensors):
+                took, found = [], None
+                for _ in range(repeats + 1):
+                    begin = time.perf_counter()
+                    found = where.predictor_calibrate(k=blocks // 8, init_blocks=1, local_blocks=1, ratio=1.25, **tensors)
+                    took.append((time.perf_counter() - begin) * 1e3)
+                return statistics.median(took[1:]), found
+
+            ours, best = milliseconds(session, 20, scores=scores, block_counts=counts)
+            cpu, expected = milliseconds(host, 3, scores=scores.cpu().numpy(), block_counts=counts.cpu().numpy())
+            assert best == expected, f"{best}, on the CPU {expected}"
+            rows.put("calibration", blocks=blocks, tokens=blocks * BLOCK, cuda_ms=ours, cpu_ms=cpu, hit_rate=best[1], same=best == expected)
+
+
 def measure(session, timer, rows, _quick):
     torch.backends.cuda.matmul.allow_tf32 = False
     forecasts(session, timer, rows)
     predictors(session, timer, rows)
+    calibrations(session, rows)
 
 
 if __name__ == "__main__":

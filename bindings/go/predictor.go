@@ -169,12 +169,19 @@ func (args PredictorUpdateArgs) lower(l *lowering) C.vwd_predictor_update_args {
 //	steps. The first step of a history is skipped, and so are steps whose selection leaves no block out or only takes scores
 //	equal to c. Ties between points go to the earlier point.
 //
+//	Each w_j counts as a whole number of a unit that suits the step: a power of two of which the n scores that are not forced add up to
+//	at most 2^63, so that what is dropped is below n² / 2^61 of a step's largest weight. The result has the same bits on every backend.
+//
 //	k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
 //	grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
-//	scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
+//	scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps. Every second, or every tenth, row of more
+//	                                       is a stride of T.
 //	block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
 //	holt                                         Out: the best point.
 //	hit_rate                                     Out, may be NULL: hit rate of the best point, 0 … 1; 0 if every step is skipped.
+//
+//	On CUDA the call runs on a stream of its own: streams that write the tensors have passed. Its memory there is 24 bytes for each row of
+//	scores, and 8 for each point, history, head and block, of as many points at once as 256 MiB hold, or of one.
 //
 //	Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.

@@ -59,6 +59,10 @@ type Options struct {
 	LogLevel LogLevel // the most detailed that is logged; 0 means VANWARD_LOG of the environment, or LogInfo
 	Variants string   // CUDA: variants of kernels to force, "family=variant"; "" means VANWARD_VARIANTS of the environment
 	Check    Check    // what calls check beside shapes; 0 means VANWARD_CHECK of the environment, or CheckNothing
+
+	// DelayMicroseconds is for tests. CUDA: most of the random delays of work that overlaps; 0 means VANWARD_DELAY of the environment,
+	// or none.
+	DelayMicroseconds uint64
 }
 
 // Check is what calls check beside what the host sees of their arguments.
@@ -135,6 +139,8 @@ func (options Options) lower(l *lowering) C.vwd_session_options {
 		log_level:     C.uint32_t(options.LogLevel),
 		variants:      l.text(options.Variants),
 		check:         C.uint64_t(options.Check),
+
+		delay_microseconds: C.uint64_t(options.DelayMicroseconds),
 	}
 }
 

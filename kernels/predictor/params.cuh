@@ -2,8 +2,10 @@
 #pragma once
 
 #include "common/cta_topk.cuh"
+#include "predictor/holt.cuh"
 
 constexpr uint32 THREADS = 256, PREDICT_THREADS = 512;  // threads of a CTA, and of a CTA of predictor_predict_*
+constexpr uint32 CALIBRATE_THREADS = 512;               // threads of a CTA of calibrate_*
 
 // A float32 value for each block: [N or B, Hk, max_blocks].
 struct Rows {
@@ -63,6 +65,39 @@ struct PredictParams {
     uint32 k, cap, init, local;  // k is already multiplied by the ratio
     float gamma;
     uint32 adjacent;  // whether the blocks of a state's row are adjacent, a multiple of four, and every four of them are aligned
+};
+
+struct Holt {
+    float alpha, beta, gamma;
+};
+
+// What the blocks of one step and head are worth: Σ (s − best_left_out) · unit over those above it; a total of 0 says nothing.
+struct Target {
+    double unit;
+    uint64 total;
+    float best_left_out;
+    uint32 unused;
+};
+
+// Shares hit by a point along a history of a head, and steps that count.
+struct Rating {
+    double hits;
+    uint64 steps;
+};
+
+struct CalibrateParams {
+    const char *scores;  // [N, T, Hk, nb]
+    const char *counts;  // [N, T] int32
+    int64 scores_history, scores_step, scores_head, scores_block;
+    int64 counts_history, counts_step;
+    Target *targets;  // [N, T, Hk]
+    const Holt *grid;
+    Rating *ratings;  // [points, N · Hk]
+    float *states;    // [points, N · Hk, 2, row]: level and trend
+    uint64 row;       // nb up to a multiple of four
+    uint32 runs;      // N · Hk
+    uint32 steps, heads, blocks;
+    uint32 k, predicted, init, local;  // k, and ⌈ratio · k⌉
 };
 
 #include "predictor/layout.cuh"

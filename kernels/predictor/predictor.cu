@@ -19,8 +19,6 @@
 
 #include "predictor/params.cuh"
 
-__device__ inline bool is_finite(float x) { return fabsf(x) < __uint_as_float(0x7f800000); }
-
 extern "C" __global__ void __launch_bounds__(THREADS) predictor_reset(const __grid_constant__ ResetParams p) {
     allow_next_kernel();
     wait_for_previous_kernel();
@@ -44,11 +42,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_update(const __g
     if (at >= s.sequences) return;
 #pragma unroll 4
     for (uint32 j = (blockIdx.x - row * p.slices) * THREADS + threadIdx.x; j < n; j += step) {
-        const float level = s.level.at(at, head, j), trend = s.trend.at(at, head, j), score = p.scores.at(seq, head, j);
-        const float next = __fadd_rn(__fmul_rn(p.alpha, score), __fmul_rn(keep, level));
-        const float slope = __fadd_rn(__fmul_rn(p.beta, __fsub_rn(next, level)), __fmul_rn(follow, trend));
-        const bool known = is_finite(level) && is_finite(trend) && is_finite(score);
-        s.level.at(at, head, j) = known ? next : score, s.trend.at(at, head, j) = known ? slope : 0.0f;
+        float level = s.level.at(at, head, j), trend = s.trend.at(at, head, j);
+        smooth(level, trend, p.scores.at(seq, head, j), p.alpha, keep, p.beta, follow);
+        s.level.at(at, head, j) = level, s.trend.at(at, head, j) = trend;
     }
 }
 
@@ -83,9 +79,7 @@ struct Row {
         if (p.blocks.sequences && !is_known()) return 0;
         return min(k - min(k, forced()), end - init);
     }
-    __device__ float score(float level, float trend) const {
-        return is_finite(level) ? __fadd_rn(level, __fmul_rn(p.gamma, trend)) : minus_infinity();
-    }
+    __device__ float score(float level, float trend) const { return forecast(level, trend, p.gamma); }
     __device__ float score_of(uint32 j) const {
         return score(as<float>(level() + j * p.state.level.block), as<float>(trend() + j * p.state.trend.block));
     }

@@ -88,6 +88,11 @@ pub struct vwd_session_options {
     /// what was expected. -1 stands for no page, slot, block to copy or sequence. On CUDA such a call waits for its stream, and
     /// cannot be captured. docs/abi.md says what is checked.
     pub check: u64,
+    /// CUDA, for tests: most microseconds, up to 1000000, of a random delay. Wherever a call has work on a stream of the library's own
+    /// begin while the caller's stream goes on (a decoder's strategies, the copies of a tiered cache), both wait, each for a
+    /// time of its own, also in each replay of a captured graph. What is computed is the same; only time is lost. 0 means what the
+    /// environment variable VANWARD_DELAY says, or else no delay. A CPU session has no such streams.
+    pub delay_microseconds: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
@@ -95,6 +100,7 @@ unsafe impl Versioned for vwd_session_options {
     const KNOWN_SIZES: &'static [usize] = &[
         offset_of!(vwd_session_options, log),
         offset_of!(vwd_session_options, check),
+        offset_of!(vwd_session_options, delay_microseconds),
         size_of::<vwd_session_options>(),
     ];
 }

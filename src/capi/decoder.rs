@@ -29,9 +29,14 @@ use std::mem::MaybeUninit;
 ///
 /// A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
 /// stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
-/// attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
-/// in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step. With a budget
-/// (options->budget) both are SERIAL in steps in which they do not pay.
+/// attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. FORESEEN, or PRR with
+/// VWD_PREDICT_FORESEEN, is SERIAL in a layer that was not foreseen in the step. With a budget (options->budget) both are SERIAL in
+/// steps in which they do not pay.
+///
+/// A step of several positions (step->positions above 1) is SERIAL in every layer, whatever its strategy: it selects one list of k blocks
+/// for all positions of a row, and attends it. Nothing is foreseen, predicted or repaired in it, and its scores are not remembered: the
+/// next step of one position predicts from those before. Which rows are dense is as in the layer's other steps. So drafts that are
+/// verified by sparse attention are verified by SERIAL.
 pub struct vwd_decoder(Decoder, Process);
 
 impl Handle for vwd_decoder {
@@ -139,7 +144,7 @@ pub unsafe extern "C" fn vwd_decoder_info(
 ///
 /// step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
 ///                                   modes. One mode for all rows saves the launches of the other.
-/// step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+/// step->positions                   Q, positions of a row; at most max_positions; 0 means 1. Above 1, every layer is SERIAL in the step.
 /// step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
 ///                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
 /// step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
@@ -198,7 +203,7 @@ pub unsafe extern "C" fn vwd_decoder_begin(
 /// are SERIAL in the step, at the price of launches that a step without begin saves.
 ///
 /// The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
-/// step and in one of several positions: an engine may call it for every layer.
+/// step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
 ///
 /// forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
 ///                                      call.

@@ -51,6 +51,8 @@ pub struct Options {
     pub variants: Option<String>,
     /// Whether calls check contents; absent: as the environment says.
     pub checks_contents: Option<bool>,
+    /// Most microseconds of random delays of what overlaps; absent: as the environment says.
+    pub delay: Option<u32>,
 }
 
 impl Default for Options {
@@ -65,6 +67,7 @@ impl Default for Options {
             log: Log::NONE,
             variants: None,
             checks_contents: None,
+            delay: None,
         }
     }
 }
@@ -130,6 +133,13 @@ impl Options {
             Ok(VWD_CHECK_NOTHING) => Some(false),
             _ => return Err(Error::argument("options.check", c.check, "a VWD_CHECK_* value (0 to 2)")),
         };
+        options.delay = match c.delay_microseconds {
+            0 => None,
+            microseconds => {
+                let found = || Error::argument("options.delay_microseconds", microseconds, at_most(MOST_DELAY));
+                Some(u32::try_from(microseconds).ok().filter(|&given| given <= MOST_DELAY).ok_or_else(found)?)
+            }
+        };
         Ok(options)
     }
 }
@@ -143,6 +153,29 @@ fn checks_contents(option: Option<bool>, named: Option<&str>) -> Result<bool> {
         (None, Some(other)) => Err(Error::argument(CHECK_VARIABLE, format!("{other:?}"), "0 or 1")),
     }
 }
+
+/// Most nanoseconds of random delays, 0 for none: what the options say, or else the environment, `named`, in microseconds.
+fn delay_nanoseconds(option: Option<u32>, named: Option<&str>) -> Result<u32> {
+    let microseconds = match (option, named) {
+        (Some(microseconds), _) => microseconds,
+        (None, None | Some("")) => 0,
+        (None, Some(named)) => {
+            let number = named.parse().ok().filter(|&number| number <= MOST_DELAY);
+            number.ok_or_else(|| Error::argument(DELAY_VARIABLE, format!("{named:?}"), at_most(MOST_DELAY)))?
+        }
+    };
+    Ok(microseconds * 1000)
+}
+
+fn at_most(microseconds: u32) -> String {
+    format!("microseconds, at most {microseconds}")
+}
+
+/// The largest delay, in microseconds.
+const MOST_DELAY: u32 = 1_000_000;
+
+/// The environment variable that states how long delays are where the options do not.
+const DELAY_VARIABLE: &str = "VANWARD_DELAY";
 
 /// The environment variable that states whether contents are checked where the options do not.
 const CHECK_VARIABLE: &str = "VANWARD_CHECK";
@@ -188,9 +221,10 @@ impl Session {
         // A CPU session refuses unknown names too, and runs none of the variants.
         let forced = forced_variants(options, families)?;
         let checks_contents = checks_contents(options.checks_contents, environment(CHECK_VARIABLE).as_deref())?;
+        let delay = delay_nanoseconds(options.delay, environment(DELAY_VARIABLE).as_deref())?;
         Instructions::limit(environment(INSTRUCTIONS_VARIABLE).as_deref())?;
         let cpu = || Cpu::start(options).map(Backend::Cpu);
-        let cuda = || Ok(Backend::Cuda(Box::new(Cuda::open(options, families, forced, checks_contents)?)));
+        let cuda = || Ok(Backend::Cuda(Box::new(Cuda::open(options, families, forced, checks_contents, delay)?)));
         let backend = match options.device {
             Choice::Cpu => cpu(),
             Choice::Cuda => cuda(),
@@ -358,5 +392,23 @@ mod tests {
         }
         let text = checks_contents(None, Some("yes")).unwrap_err().to_string();
         assert_eq!(text, "VANWARD_CHECK: \"yes\"; expected 0 or 1");
+    }
+
+    #[test]
+    fn environment_states_delays_where_the_options_do_not() {
+        for (option, named, expected) in [
+            (None, None, 0),
+            (None, Some(""), 0),
+            (None, Some("0"), 0),
+            (None, Some("200"), 200_000),
+            (Some(3), Some("200"), 3_000),
+            (None, Some("1000000"), 1_000_000_000),
+        ] {
+            assert_eq!(delay_nanoseconds(option, named), Ok(expected), "{option:?}, {named:?}");
+        }
+        for wrong in ["1000001", "-1", "long"] {
+            let text = delay_nanoseconds(None, Some(wrong)).unwrap_err().to_string();
+            assert_eq!(text, format!("VANWARD_DELAY: {wrong:?}; expected microseconds, at most 1000000"));
+        }
     }
 }

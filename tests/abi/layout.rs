@@ -31,6 +31,7 @@ structs! {
         log_level,
         variants,
         check,
+        delay_microseconds,
     }
     vwd_session_details {
         struct_size,

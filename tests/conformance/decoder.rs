@@ -285,6 +285,8 @@ fn compose<'b>(
     // SAFETY: the arguments are valid.
     unsafe {
         let (session, stream) = (backend.session(), backend.stream());
+        // What the decoder's calls take may be less.
+        assert_ok(vwd_session_reserve(session.cast_mut(), stream, 1 << 20));
         backend.finish(vwd_index_update(session, &update, stream));
         backend.finish(vwd_select_blocks(session, &select, stream));
         if is_ahead {
@@ -434,6 +436,14 @@ fn step(backend: &Backend, rng: &mut Rng, decoder: &Decoder, engine: &mut Engine
         ..args()
     };
     decoder.begin(backend, &step);
+    if shape.positions > 1 {
+        // Nothing is foreseen of several positions, whatever the strategy; the call is allowed.
+        let queries = rng.normals(&[rows.len(), shape.heads[0], shape.dim]);
+        let q = Tensor::floats(backend, shape.dtype, &queries, &Layout::default());
+        let args = vwd_decoder_foresee_args { q: q.c(), ..args() };
+        // SAFETY: the arguments are valid.
+        backend.finish(unsafe { vwd_decoder_foresee(decoder.0, std::ptr::null(), &args, backend.stream()) });
+    }
     decoder.attend(backend, &attend);
     assert_same("keys in their pages", &engine.k, &engine.keys);
     assert_same("values in their pages", &engine.v, &engine.values);

@@ -102,7 +102,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: remainder::quality::CASES, on: On::Both },
     Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },
-    Family { cases: predictor::CALIBRATION, on: On::Cpu },
+    Family { cases: predictor::CALIBRATION, on: On::Both },
     Family { cases: predictor::ON_THE_CPU, on: On::Cpu },
     Family { cases: forecast::CASES, on: On::Both },
     Family { cases: contents::CASES, on: On::Both },

@@ -26,6 +26,9 @@ pub const CALIBRATION: &[Case] = cases![
     calibration_finds_the_point_with_the_highest_hit_rate,
     calibration_grid_smooths_noise_and_keeps_what_is_certain,
     calibration_does_not_depend_on_the_scores_offset_and_scale,
+    calibration_has_the_same_bits_on_every_backend,
+    calibration_takes_every_third_row_by_its_stride,
+    calibration_takes_rows_past_what_registers_hold,
 ];
 
 /// What is promised on the CPU alone.
@@ -582,6 +585,79 @@ fn calibration_does_not_depend_on_the_scores_offset_and_scale(backend: &Backend)
         let (again, same) = history.calibrate(backend, &grid, &Layout::default());
         assert_eq!((again.alpha, again.beta, again.gamma, same), (best.alpha, best.beta, best.gamma, rate));
         history.scores = original;
+    }
+}
+
+/// Scores that are no whole numbers, so that a rate has bits to differ in; each point by itself, as the rate of the best one is told.
+fn calibration_has_the_same_bits_on_every_backend(backend: &Backend) {
+    let host = Backend::cpu(2);
+    rounds(8, |rng| {
+        let (steps, heads, blocks) = (rng.size(2..=9), rng.size(1..=3), rng.pick(&[1, 7, 64, 601]));
+        // Scores that go on from step to step, of few values or of many, and some that are none.
+        let is_coarse = rng.one_in(2);
+        let base = rng.normals(&[2, 1, heads, blocks]);
+        let noise = rng.normals(&[2, steps, heads, blocks]);
+        let mut scores = Array::from_fn(&noise.shape, |at| {
+            let score = 3.0 * base[[at[0], 0, at[2], at[3]]] + noise[[at[0], at[1], at[2], at[3]]];
+            if is_coarse { score.round() } else { score }
+        });
+        for score in &mut scores.data {
+            if rng.one_in(40) {
+                *score = rng.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1e30]);
+            }
+        }
+        let counts = Array::from_fn(&[2, steps], |_| rng.int(blocks as i64 / 2..=blocks as i64 + 1));
+        let k = rng.size(0..=blocks / 2);
+        let history =
+            History { scores, counts, k, init: 1, local: rng.size(0..=2), ratio: rng.pick(&[1.0, 1.25, 2.0]) };
+        for _ in 0..4 {
+            let [alpha, beta, gamma] = [0; 3].map(|_| rng.size(1..=16) as f32 / 16.0);
+            let point = [vwd_holt { alpha, beta, gamma }];
+            let [(_, expected), (_, found)] =
+                [&host, backend].map(|backend| history.calibrate(backend, &point, &Layout::default()));
+            assert_eq!(found.to_bits(), expected.to_bits(), "{found}, on the CPU {expected}; {alpha}, {beta}, {gamma}");
+        }
+        let [expected, found] = [&host, backend].map(|backend| history.calibrate(backend, &[], &Layout::default()));
+        let of = |best: (vwd_holt, f64)| (best.0.alpha, best.0.beta, best.0.gamma, best.1);
+        assert_eq!(of(found), of(expected), "the built-in grid");
+    });
+}
+
+fn calibration_takes_every_third_row_by_its_stride(backend: &Backend) {
+    let mut rng = Rng::new(5);
+    let all = series(&mut rng, 30, |rng, t, j| (j * j % 61) as f64 + t as f64 / 8.0 * rng.normal());
+    let scores = Array::from_fn(&[1, 10, 2, 64], |at| all.scores[[0, 3 * at[1], at[2], at[3]]]);
+    let third = History { scores, counts: Array::filled(&[1, 10], 64), ..all };
+    let (expected, rate) = third.calibrate(backend, &[], &Layout::default());
+    let rows = Tensor::floats(backend, F32, &all.scores, &Layout::default());
+    let counts = Tensor::ints(backend, I32, &third.counts, &Layout::default());
+    let mut scores = rows.c();
+    (scores.shape[1], scores.strides[1]) = (10, 3 * scores.strides[1]);
+    let args = vwd_predictor_calibrate_args {
+        k: third.k as u32,
+        init_blocks: third.init as u32,
+        local_blocks: third.local as u32,
+        ratio: third.ratio,
+        scores,
+        block_counts: counts.c(),
+        ..args()
+    };
+    let (mut best, mut found) = (EXACT[4], f64::NAN);
+    // SAFETY: everything is alive during the call.
+    assert_ok(unsafe { vwd_predictor_calibrate(backend.session(), &args, &mut best, &mut found) });
+    assert_eq!((best.alpha, best.beta, best.gamma, found), (expected.alpha, expected.beta, expected.gamma, rate));
+    assert!(rate > 0.0 && rate < 1.0, "{rate}");
+}
+
+fn calibration_takes_rows_past_what_registers_hold(backend: &Backend) {
+    let mut rng = Rng::new(9);
+    let shape = [1, 3, 1, 9001];
+    let scores = Array::from_fn(&shape, |at| ((at[3] * at[3]) % 509) as f64 + rng.size(0..=99) as f64);
+    let history = History { scores, counts: Array::filled(&[1, 3], 9001), k: 300, init: 3, local: 2, ratio: 1.25 };
+    for point in &EXACT[..3] {
+        let (_, rate) = history.calibrate(backend, std::slice::from_ref(point), &Layout::default());
+        let expected = history.hit_rate(point);
+        assert!((rate - expected).abs() < 1e-12 && expected > 0.0 && expected < 1.0, "{rate}, expected {expected}");
     }
 }
 

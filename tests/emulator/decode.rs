@@ -359,6 +359,7 @@ impl Decoder<'_> {
                 "%cluster_ctarank" => Special::ClusterRank,
                 "%cluster_nctarank" => Special::ClusterCtas,
                 "%laneid" => Special::Lane,
+                "%globaltimer_lo" => Special::Time,
                 other => return Err(format!("what is {other}?")),
             };
             let to = self.operand(scope, &flat[0], Class::Word)?;

@@ -79,6 +79,8 @@ pub enum Special {
     ClusterRank,
     ClusterCtas,
     Lane,
+    /// Nanoseconds, modulo 2^32.
+    Time,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

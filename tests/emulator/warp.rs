@@ -8,6 +8,11 @@ use crate::machine::{Cluster, Launch, Word};
 use crate::memory::Fault;
 use crate::races::Kind;
 use crate::values::{ALL, LANES, Registers, Value};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The device's clock, in nanoseconds. It goes on by some when it is read, so that who waits for it is soon done and the same in every run.
+static CLOCK: AtomicU32 = AtomicU32::new(0);
+const READING: u32 = 1000;
 
 pub struct Warp {
     pub registers: Registers,
@@ -292,6 +297,7 @@ impl Warp {
             Op::Trap => return Err("trap".into()),
             Op::Special(special) => {
                 let first = self.number * LANES as u32;
+                let now = if special == Special::Time { CLOCK.fetch_add(READING, Relaxed) } else { 0 };
                 let row: [u32; LANES] = std::array::from_fn(|lane| match special {
                     Special::Thread => first + lane as u32,
                     Special::Threads => launch.threads,
@@ -300,6 +306,7 @@ impl Warp {
                     Special::ClusterRank => self.rank as u32,
                     Special::ClusterCtas => launch.cluster,
                     Special::Lane => lane as u32,
+                    Special::Time => now,
                 });
                 u32::set(&mut self.registers, r[0], row, active);
             }

@@ -1,16 +1,20 @@
 //! A decoder's steps in graphs: each strategy, captured once and replayed while contexts grow and sequences come and go, gives what it
 //! gives when its calls are enqueued one by one.
 
-use crate::Case;
 use crate::graph::Graph;
 use crate::support::budget::{Budget, always, forced, never};
 use crate::support::*;
+use crate::{Case, MOST_DELAY};
 use vanward::abi::*;
 use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("decoder_replays_a_step_of_each_strategy", decoder_replays_a_step_of_each_strategy),
     ("decoder_replays_what_its_budget_decided_at_the_capture", decoder_replays_what_its_budget_decided_at_the_capture),
+    (
+        "decoder_gives_the_same_bits_whenever_its_side_streams_run",
+        decoder_gives_the_same_bits_whenever_its_side_streams_run,
+    ),
 ];
 
 const LAYERS: usize = 2;
@@ -68,7 +72,7 @@ impl Drop for Decoder {
     }
 }
 
-/// A decoder and the tensors of its steps. Two of them get the same contents.
+/// A decoder and the tensors of its steps. Those of a test get the same contents.
 struct Side<'b> {
     about: String,
     backend: &'b Backend,
@@ -167,7 +171,17 @@ const STRATEGIES: [(u32, u32); 3] =
 
 fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
     for (strategy, predict) in [SERIAL].into_iter().chain(STRATEGIES) {
-        compare(backend, backend.times(500), [0; 2].map(|_| Side::new(backend, strategy, predict, std::ptr::null())));
+        compare(backend.times(500), &[0; 2].map(|_| Side::new(backend, strategy, predict, std::ptr::null())));
+    }
+}
+
+/// Against steps without delays: steps with them, enqueued one by one and in a graph.
+fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) {
+    let delaying = backend.delaying(MOST_DELAY);
+    assert_eq!(delaying.details().kernels, backend.details().kernels + 1, "the kernel that waits");
+    for (strategy, predict) in [SERIAL].into_iter().chain(STRATEGIES) {
+        let sides = [backend, &delaying, &delaying].map(|on| Side::new(on, strategy, predict, std::ptr::null()));
+        compare(backend.times(500), &sides);
     }
 }
 
@@ -199,21 +213,17 @@ fn decoder_replays_what_its_budget_decided_at_the_capture(backend: &Backend) {
     let [never, always] = [never, always].map(|time: fn(&str, usize) -> Option<f32>| budget(backend, time));
     for (strategy, predict) in STRATEGIES {
         let plain = |(strategy, predict)| Side::new(backend, strategy, predict, std::ptr::null());
-        compare(backend, backend.times(60), [plain(SERIAL), Side::new(backend, strategy, predict, never.0)]);
-        compare(
-            backend,
-            backend.times(60),
-            [plain((strategy, predict)), Side::new(backend, strategy, predict, always.0)],
-        );
+        compare(backend.times(60), &[plain(SERIAL), Side::new(backend, strategy, predict, never.0)]);
+        compare(backend.times(60), &[plain((strategy, predict)), Side::new(backend, strategy, predict, always.0)]);
     }
 }
 
-/// Steps of a decoder whose calls are enqueued one by one, and of one whose step is captured once, give the same.
-fn compare(backend: &Backend, replays: usize, sides: [Side; 2]) {
+/// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same.
+fn compare(replays: usize, sides: &[Side]) {
     rounds(1, |rng| {
         sides.iter().for_each(Side::reserve);
-        let [eager, captured] = &sides;
-        let graph = Graph::capture(backend.stream().cast(), || captured.enqueue());
+        let (captured, eager) = sides.split_last().expect("decoders");
+        let graph = Graph::capture(captured.backend.stream().cast(), || captured.enqueue());
         let mut lens = [0i64; ROWS];
         for replay in 0..replays {
             let (mut begin, mut modes) = ([i32::MAX as i64; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]);
@@ -239,7 +249,7 @@ fn compare(backend: &Backend, replays: usize, sides: [Side; 2]) {
                 .iter()
                 .map(|layer| layer[..4].iter().map(|t| rng.normals(&t.read_floats().shape)).collect())
                 .collect();
-            for side in &sides {
+            for side in sides {
                 side.lens.refill_ints(&ints(&lens));
                 side.begin.refill_ints(&ints(&begin));
                 side.modes.refill_ints(&ints(&modes));
@@ -247,12 +257,14 @@ fn compare(backend: &Backend, replays: usize, sides: [Side; 2]) {
                     tensors.iter().zip(values).for_each(|(t, values)| t.refill_floats(values));
                 }
             }
-            eager.enqueue();
+            eager.iter().for_each(Side::enqueue);
             graph.replay();
             for layer in 0..LAYERS {
-                let [expected, found] = [eager, captured].map(|side| side.layers[layer][4].read_raw());
-                let about = format!("{}; replay {replay}, layer {layer}; {lens:?}", captured.about);
-                assert!(found == expected, "{about}");
+                let outs: Vec<_> = sides.iter().map(|side| side.layers[layer][4].read_raw()).collect();
+                for (n, found) in outs.iter().enumerate().skip(1) {
+                    let about = format!("decoder {n}, {}; replay {replay}, layer {layer}; {lens:?}", sides[n].about);
+                    assert!(*found == outs[0], "{about}");
+                }
             }
         }
     });

@@ -26,6 +26,9 @@ use support::Backend;
 
 type Case = (&'static str, fn(&Backend));
 
+/// Microseconds: longer than any part of a step that the suite runs beside others.
+const MOST_DELAY: u64 = 200;
+
 fn main() {
     let mut arguments = Arguments::from_args();
     // One case at a time: some count what the driver is asked for, or what memory is free.

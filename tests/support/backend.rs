@@ -102,6 +102,13 @@ impl Backend {
         Backend { session, device, log: None }
     }
 
+    /// The same CUDA device in a session that delays what overlaps by random times of up to so long.
+    pub fn delaying(&self, microseconds: u64) -> Backend {
+        let options = vwd_session_options { device: VWD_DEVICE_CUDA, delay_microseconds: microseconds, ..args() };
+        let session = Session::create(&options).unwrap_or_else(|(status, text)| panic!("{status}: {text}"));
+        Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
+    }
+
     pub fn is_cuda(&self) -> bool {
         matches!(self.device, Device::Cuda(_))
     }

@@ -1172,12 +1172,19 @@ costs nothing. Forced blocks and scores that are not finite do not count. The hi
 steps. The first step of a history is skipped, and so are steps whose selection leaves no block out or only takes scores
 equal to c. Ties between points go to the earlier point.
 
+Each w_j counts as a whole number of a unit that suits the step: a power of two of which the n scores that are not forced add up to
+at most 2^63, so that what is dropped is below n² / 2^61 of a step's largest weight. The result has the same bits on every backend.
+
 k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
 grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
-scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
+scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps. Every second, or every tenth, row of more
+                                       is a stride of T.
 block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
 holt                                         Out: the best point.
 hit_rate                                     Out, may be NULL: hit rate of the best point, 0 … 1; 0 if every step is skipped.
+
+On CUDA the call runs on a stream of its own: streams that write the tensors have passed. Its memory there is 24 bytes for each row of
+scores, and 8 for each point, history, head and block, of as many points at once as 256 MiB hold, or of one.
 
 Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.
@@ -1425,7 +1432,7 @@ contexts and changing modes.
 
 step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
                                   modes. One mode for all rows saves the launches of the other.
-step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+step->positions                   Q, positions of a row; at most max_positions; 0 means 1. Above 1, every layer is SERIAL in the step.
 step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
 step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
@@ -1471,7 +1478,7 @@ row's token, or those that the caller gives. Of rows that have tokens new to the
 are SERIAL in the step, at the price of launches that a step without begin saves.
 
 The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
-step and in one of several positions: an engine may call it for every layer.
+step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
 
 forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
                                      call.

@@ -133,6 +133,7 @@ class vwd_session_options(Structure):
         ("log_level", c_uint32),
         ("variants", c_char_p),
         ("check", c_uint64),
+        ("delay_microseconds", c_uint64),
     ]
 
 

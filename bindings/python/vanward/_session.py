@@ -132,9 +132,11 @@ class Session:
         log_level: LogLevel | str | int = 0,
         variants: str | None = None,
         check: Check | str | int = 0,
+        delay_microseconds: int = 0,
     ):
         """`log` takes lines of what the session does, on the thread that calls it; it calls no method of the session. `check`:
-        "contents" has each call read the contents of its tensors first, and name the first element that is wrong."""
+        "contents" has each call read the contents of its tensors first, and name the first element that is wrong.
+        `delay_microseconds` is for tests: most of the random delays of work that overlaps on CUDA."""
         self.handle: int | None = None
         wanted = dict(
             device=device,
@@ -144,6 +146,7 @@ class Session:
             pinned_limit=pinned_limit,
             log_level=log_level,
             check=check,
+            delay_microseconds=delay_microseconds,
         )
         options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
         if log is not None:

@@ -15,11 +15,14 @@ pub struct Kernels {
     update: Kernel,
     predict_short: Kernel,
     predict_long: Kernel,
+    pub(super) calibrate_targets: Kernel,
+    pub(super) calibrate_rate: Kernel,
     clusters: Clusters,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("predictor/predictor", compute_80, compute_90)];
+    const SOURCES: &[Source] =
+        &[source!("predictor/predictor", compute_80, compute_90), source!("predictor/calibrate", compute_80)];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
@@ -31,6 +34,8 @@ impl cuda::Kernels for Kernels {
             predict_short: kernel("predictor_predict_short")?,
             clusters: Clusters::new(&predict_long, modules.facts(), PREDICT_THREADS),
             predict_long,
+            calibrate_targets: modules.kernel("predictor/calibrate", "calibrate_targets")?,
+            calibrate_rate: modules.kernel("predictor/calibrate", "calibrate_rate")?,
         })
     }
 }
@@ -269,6 +274,7 @@ mod tests {
             UpdateParams::layout("UpdateParams"),
             PredictParams::layout("PredictParams"),
         ];
+        let structs = [&structs[..], &super::super::calibrate::cuda::layouts()].concat();
         layout::check("predictor", file!(), &structs);
     }
 }

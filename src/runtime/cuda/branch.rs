@@ -65,8 +65,10 @@ impl Branch {
         // SAFETY: the streams and the event live, and the context is current.
         unsafe {
             check(sys::cuEventRecord(self.fork, enqueue.stream), "cuEventRecord")?;
-            check(sys::cuStreamWaitEvent(self.stream, self.fork, 0), "cuStreamWaitEvent")
+            check(sys::cuStreamWaitEvent(self.stream, self.fork, 0), "cuStreamWaitEvent")?;
         }
+        enqueue.delay_stream(self.stream)?;
+        enqueue.delay_stream(enqueue.stream)
     }
 
     /// A use ends with what the branch holds now, which was forked from the caller's stream.

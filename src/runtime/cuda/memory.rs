@@ -2,6 +2,7 @@
 
 use super::arena::Allocating;
 use super::driver::check;
+use crate::abi::vwd_stream;
 use crate::core::status::{Error, Result};
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
@@ -30,7 +31,7 @@ pub fn free(address: CUdeviceptr) {
     let _ = unsafe { sys::cuMemFree_v2(address) };
 }
 
-/// A stream for some copies alone: no capture records it, and it waits for no other stream.
+/// A stream for some copies, and for kernels between them: no capture records it, and it waits for no other stream.
 pub struct CopyStream {
     stream: CUstream,
 }
@@ -52,6 +53,11 @@ pub fn with_copy_stream(work: impl FnOnce(&CopyStream) -> Result<()>) -> Result<
 }
 
 impl CopyStream {
+    /// For kernels between the copies.
+    pub fn raw(&self) -> vwd_stream {
+        self.stream.cast()
+    }
+
     /// Copies values to the device's memory.
     ///
     /// # Safety

@@ -5,6 +5,7 @@ mod arena;
 mod branch;
 mod context;
 mod copies;
+mod delay;
 mod driver;
 mod family;
 mod interval;
@@ -36,6 +37,7 @@ use arena::Arenas;
 use context::{Context, Entered};
 use copies::Copies;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUstream};
+use delay::DelayKernels;
 use driver::check;
 use family::Loaded;
 use module::Form;
@@ -52,6 +54,8 @@ pub struct Cuda {
     copies: Copies,
     /// In a session that checks contents.
     reports: Option<Reports>,
+    /// Most of a random delay, in a session that delays what overlaps.
+    delay_nanoseconds: Option<u32>,
     streams: [CUstream; Role::COUNT],
     facts: Facts,
     forced: Forced,
@@ -98,12 +102,23 @@ impl Role {
     }
 }
 
+/// What a session loads that delays.
+const DELAYS: &[Family] = &[Family::of::<DelayKernels>()];
+
 /// CTAs of the largest cluster that every device of compute capability 9.0 and later can form.
 pub const LARGEST_CLUSTER: u32 = 8;
 
 impl Cuda {
-    /// `checks`: whether calls wait for reports.
-    pub fn open(options: &Options, families: &[Family], forced: Forced, checks: bool) -> Result<Cuda> {
+    /// `checks`: whether calls wait for reports. `delay_nanoseconds`: most of the random delays of what overlaps, 0 for none.
+    pub fn open(
+        options: &Options,
+        families: &[Family],
+        forced: Forced,
+        checks: bool,
+        delay_nanoseconds: u32,
+    ) -> Result<Cuda> {
+        let delay_nanoseconds = Some(delay_nanoseconds).filter(|&most| most > 0);
+        let families = &[families, if delay_nanoseconds.is_some() { DELAYS } else { &[] }].concat();
         let context = Context::retain(options.device_id)?;
         let entered = context.enter()?;
         let mut facts = Facts::read(&context)?;
@@ -117,7 +132,20 @@ impl Cuda {
         drop(entered);
         let (arenas, pinned) = (Arenas::new(options.scratch_bytes, log), PinnedPool::new(options.pinned_limit));
         let copies = Copies::find();
-        Ok(Cuda { kernels, arenas, pinned, copies, reports, streams, facts, forced, ran, log, context })
+        Ok(Cuda {
+            kernels,
+            arenas,
+            pinned,
+            copies,
+            reports,
+            delay_nanoseconds,
+            streams,
+            facts,
+            forced,
+            ran,
+            log,
+            context,
+        })
     }
 
     pub fn ordinal(&self) -> i32 {

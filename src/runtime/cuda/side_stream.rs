@@ -2,6 +2,7 @@
 //! become nodes of its graph that branch off that stream, so that the capture reaches no other stream and needs no join.
 
 use super::arena::{Allocating, is_capturing};
+use super::delay::Delay;
 use super::driver::check;
 use super::{Cuda, Enqueue, Grid, Kernel};
 use crate::core::allocate::reserved;
@@ -117,19 +118,28 @@ impl SideStream {
                 *place = node;
                 count += 1;
             }
-            // SAFETY: the graph is being captured, and the nodes are its own; the caller vouches for the rest.
-            let raw = unsafe { kernel.add_node(capture.graph, &nodes[..count], grid, params)? };
+            let mut before = &nodes[..count];
+            let delayed;
+            if let Some(delay) = enqueue.delay() {
+                // SAFETY: the graph is being captured, and the nodes are its own.
+                delayed = [unsafe { delay.kernel.add_node(capture.graph, before, Delay::GRID, delay.params())? }];
+                before = &delayed;
+            }
+            // SAFETY: as above; the caller vouches for the rest.
+            let raw = unsafe { kernel.add_node(capture.graph, before, grid, params)? };
             let node = Some(Node { capture: capture.id, raw });
             (self.last, self.ends[use_index].node) = (node, node);
-            return Ok(());
+            return enqueue.delay_stream(enqueue.stream);
         }
         // SAFETY: the streams and events live, and the context is current; the caller vouches for the launch.
         unsafe {
             check(sys::cuEventRecord(self.branch, enqueue.stream), "cuEventRecord")?;
             check(sys::cuStreamWaitEvent(self.stream, self.branch, 0), "cuStreamWaitEvent")?;
+            enqueue.delay_stream(self.stream)?;
             kernel.launch(grid, self.stream, params)?;
-            check(sys::cuEventRecord(self.ends[use_index].event, self.stream), "cuEventRecord")
+            check(sys::cuEventRecord(self.ends[use_index].event, self.stream), "cuEventRecord")?;
         }
+        enqueue.delay_stream(enqueue.stream)
     }
 
     /// Makes the caller's stream wait for the last kernel of a use. In a capture it waits for the last one of that capture, if there is any.

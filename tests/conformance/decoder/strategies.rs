@@ -10,6 +10,7 @@ pub const CASES: &[Case] = cases![
     decoder_foresees_from_the_residual_stream_what_it_foresees_from_its_queries,
     decoder_by_any_strategy_equals_dense_attention_where_lists_have_all_blocks,
     decoder_remembers_scores_by_sequence_and_forgets_them_on_reset,
+    decoder_is_serial_by_every_strategy_in_steps_of_several_positions,
     decoder_foresee_errors_name_the_argument,
 ];
 
@@ -471,6 +472,29 @@ fn decoder_by_any_strategy_equals_dense_attention_where_lists_have_all_blocks(ba
                 ragged.foresee(&run, decoder, Foresight::Wrong);
                 assert_same(&format!("step {step}, policy {n}"), &ragged.attend(&run, decoder), &expected);
             }
+        }
+    });
+}
+
+/// Against the calls of SERIAL, to the bit, with rows that are dense where the strategy's own lists would have all their blocks.
+fn decoder_is_serial_by_every_strategy_in_steps_of_several_positions(backend: &Backend) {
+    rounds(2, |rng| {
+        for policy in [PRR, PRR_FORESEEN, FORESEEN] {
+            let method = rng.pick(&[VWD_SELECT_MINMAX, VWD_SELECT_AXIS]);
+            let policy = vwd_decoder_policy { method, k: 4, ..policy };
+            let shape = Shape { positions: rng.size(2..=5), ..shape(rng) };
+            // FORESEEN's lists have ⌈1.25·4⌉ blocks.
+            let listed = if policy.strategy == VWD_STRATEGY_FORESEEN { 5 } else { 4 };
+            let dense_below = listed * shape.block as u32 + 1;
+            let serial = vwd_decoder_policy { strategy: VWD_STRATEGY_SERIAL, predict: 0, dense_below, ..policy };
+            let decoder = create(backend, &shape, policy);
+            let mut engine = Engine::new(backend, rng, shape);
+            for _ in 0..backend.times(12).max(6) {
+                super::step(backend, rng, &decoder, &mut engine, &serial);
+            }
+            let predicted = decoder.details().predicted;
+            let counts = decoder.counts(backend, predicted, shape.rows, shape.heads[1]);
+            assert!(counts.iter().all(|&n| n == 0), "nothing was predicted: {counts:?}");
         }
     });
 }
