@@ -7,6 +7,7 @@
  * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
+ * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
  *         and trace=FILE also what the GPU did in some steps more
  */
@@ -148,12 +149,17 @@ static void prefill(struct llama_context *context, struct llama_batch *batch, co
     prefill_from(context, batch, tokens, 0, n, id);
 }
 
-/* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
-static double loss_of(const float *logits, llama_token token, int *top, float *lead) {
+static int top_of(const float *logits) {
     int best = 0;
     for (int i = 1; i < vocabulary; ++i) {
         best = logits[i] > logits[best] ? i : best;
     }
+    return best;
+}
+
+/* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
+static double loss_of(const float *logits, llama_token token, int *top, float *lead) {
+    const int best = top_of(logits);
     *lead = INFINITY;
     for (int i = 0; i < vocabulary; ++i) {
         *lead = i != best && logits[best] - logits[i] < *lead ? logits[best] - logits[i] : *lead;
@@ -513,11 +519,24 @@ static void bench(void) {
     free(tokens);
 }
 
-/* Steps of all sequences from the same depth on for each variant: how many logits differ from the first variant's. */
+/*
+ * Steps of all sequences from the same depth on for each variant: how many logits differ from the first variant's, and the first sequence's top
+ * tokens. A depth below 0 is counted from the text's end, up to which the steps go; the tokens that they are given are printed, too.
+ */
 static void compare(void) {
     int n = 0;
-    context_size = context_size != 0 ? context_size : sequences * (depth + count + 256);
     llama_token *tokens = read_tokens(&n);
+    if (depth < 0) {
+        count = -depth;
+        depth += n;
+        printf("given");
+        for (int i = depth; i < n; ++i) {
+            printf(" %d", tokens[i]);
+        }
+        printf("\n");
+    }
+    context_size = context_size != 0 ? context_size : sequences * (depth + count + 256);
+    int *tops = malloc((size_t)count * sizeof *tops);
     struct llama_context *context = new_context();
     struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
     for (int s = 0; s < sequences; ++s) {
@@ -544,6 +563,7 @@ static void compare(void) {
             }
             for (int s = 0; s < sequences; ++s) {
                 const float *found = llama_get_logits_ith(context, s);
+                tops[i] = s == 0 ? top_of(found) : tops[i];
                 float *wanted = expected + (size_t)(i * sequences + s) * row;
                 if (is_first) {
                     memcpy(wanted, found, row * sizeof *wanted);
@@ -558,6 +578,11 @@ static void compare(void) {
         }
         printf("compare %s depth %d steps %d sequences %d logits_differ %llu first_step %d sum %.10e\n", name, depth, count, sequences,
                (unsigned long long)differ, first_step, sum);
+        printf("tops %s", name);
+        for (int i = 0; i < count; ++i) {
+            printf(" %d", tops[i]);
+        }
+        printf("\n");
         print_counters();
         fflush(stdout);
         for (int s = 0; s < sequences; ++s) {
@@ -566,6 +591,7 @@ static void compare(void) {
     }
     free(all_variants);
     free(expected);
+    free(tops);
     llama_batch_free(batch);
     llama_free(context);
     free(tokens);
