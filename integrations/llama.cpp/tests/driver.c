@@ -607,7 +607,8 @@ int main(int argc, char **argv) {
         int *value;
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
-                   {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}, {"random_text", &random_text}};
+                   {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
+                   {"swa_full", &swa_full}, {"random_text", &random_text}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
