@@ -7,7 +7,9 @@
  * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
- * bench   wall time of a token at several depths, for several settings of Vanward's options on one cache
+ * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
+ * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
+ *         and trace=FILE also what the GPU did in some steps more
  */
 #define _GNU_SOURCE
 #include "llama_api.h"
@@ -18,7 +20,8 @@
 static const char *model_path, *text_path;
 static int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
 static const char *device_name, *depths = "4096", *variants = "stock", *logits_path;
-static int ubatch = 512, warm = 8;
+static const char *tracer_path, *trace_path;
+static int ubatch = 512, warm = 8, traced = 5;
 static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 
 static struct llama_model *model;
@@ -146,12 +149,17 @@ static void prefill(struct llama_context *context, struct llama_batch *batch, co
     prefill_from(context, batch, tokens, 0, n, id);
 }
 
-/* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
-static double loss_of(const float *logits, llama_token token, int *top, float *lead) {
+static int top_of(const float *logits) {
     int best = 0;
     for (int i = 1; i < vocabulary; ++i) {
         best = logits[i] > logits[best] ? i : best;
     }
+    return best;
+}
+
+/* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
+static double loss_of(const float *logits, llama_token token, int *top, float *lead) {
+    const int best = top_of(logits);
     *lead = INFINITY;
     for (int i = 0; i < vocabulary; ++i) {
         *lead = i != best && logits[best] - logits[i] < *lead ? logits[best] - logits[i] : *lead;
@@ -410,11 +418,49 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Wall time of a token at each depth for each variant, on one cache; the logits of the last token of each are appended to a file. */
+/* gpu/trace.c, which records what a GPU does. */
+static struct {
+    const char *(*start)(void);
+    void (*begin)(void);
+    void (*end)(FILE *file, const char *label);
+    FILE *file;
+} tracer;
+
+/* Before the backends are loaded. */
+static void start_tracer(void) {
+    void *library = dlopen(tracer_path, RTLD_NOW | RTLD_LOCAL);
+    tracer.file = trace_path == NULL ? NULL : fopen(trace_path, "w");
+    if (library == NULL || tracer.file == NULL) {
+        fail(library == NULL ? dlerror() : "trace=FILE cannot be written");
+    }
+    *(void **)&tracer.start = dlsym(library, "tracer_start");
+    *(void **)&tracer.begin = dlsym(library, "tracer_begin");
+    *(void **)&tracer.end = dlsym(library, "tracer_end");
+    const char *error = tracer.start();
+    if (error != NULL) {
+        fprintf(stderr, "nothing is traced: %s\n", error);
+        exit(1);
+    }
+}
+
+/* A step of all sequences, the i-th one after `here` tokens of each. The time until its logits are there, in ms. */
+static double step(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int here, int i) {
+    const double begin = wall_seconds();
+    for (int s = 0; s < sequences; ++s) {
+        push(batch, tokens[7 * s + here + i], here + i, s, true);
+    }
+    if (decode(context, batch) != 0) {
+        fail("a token could not be decoded");
+    }
+    llama_get_logits_ith(context, sequences - 1);
+    return 1e3 * (wall_seconds() - begin);
+}
+
+/* Wall time of a step at each depth for each variant, on one cache; the first sequence's last logits of each are appended to a file. */
 static void bench(void) {
     int n = 0, done = 0, deepest = atoi(strrchr(depths, ',') == NULL ? depths : strrchr(depths, ',') + 1);
     llama_token *tokens = read_tokens(&n);
-    context_size = context_size != 0 ? context_size : deepest + warm + count + 256;
+    context_size = context_size != 0 ? context_size : sequences * (deepest + warm + count + 256);
     struct llama_context *context = new_context();
     struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
     FILE *logits = logits_path == NULL ? NULL : fopen(logits_path, "wb");
@@ -423,37 +469,48 @@ static void bench(void) {
     for (char *depth_text = strtok_r(all_depths, ",", &saved); depth_text != NULL; depth_text = strtok_r(NULL, ",", &saved)) {
         const int here = atoi(depth_text);
         double begin = wall_seconds();
-        prefill_from(context, &batch, tokens, done, here, 0);
+        for (int s = 0; s < sequences; ++s) {
+            prefill_from(context, &batch, tokens + 7 * s, done, here, s);
+        }
         llama_synchronize(context);
-        printf("prompt %d tokens %d seconds %.3f\n", here, here - done, wall_seconds() - begin);
+        printf("prompt %d tokens %d seconds %.3f\n", here, sequences * (here - done), wall_seconds() - begin);
         done = here;
         char *all_variants = strdup(variants), *saved_variant = NULL;
         for (char *variant = strtok_r(all_variants, ",", &saved_variant); variant != NULL; variant = strtok_r(NULL, ",", &saved_variant)) {
             const char *name = become(variant);
+            double sum = 0;
             for (int i = 0; i < warm + count; ++i) {
-                begin = wall_seconds();
-                push(&batch, tokens[here + i], here + i, 0, true);
-                if (decode(context, &batch) != 0) {
-                    fail("a token could not be decoded");
-                }
-                const float *found = llama_get_logits_ith(context, 0);
+                const double spent = step(context, &batch, tokens, here, i);
                 if (i >= warm) {
-                    times[i - warm] = 1e3 * (wall_seconds() - begin);
-                }
-                if (i == warm + count - 1 && logits != NULL) {
-                    fwrite(found, sizeof *found, (size_t)vocabulary, logits);
+                    times[i - warm] = spent;
+                    sum += spent;
                 }
             }
+            if (logits != NULL) {
+                fwrite(llama_get_logits_ith(context, 0), sizeof(float), (size_t)vocabulary, logits);
+            }
+            for (int i = 0; i < traced && tracer.file != NULL; ++i) {
+                char label[128];
+                tracer.begin();
+                const double spent = step(context, &batch, tokens, here, warm + count + i);
+                snprintf(label, sizeof label, "%s\t%d\t%d\t%.4f", name, here, i, spent);
+                tracer.end(tracer.file, label);
+            }
             qsort(times, (size_t)count, sizeof *times, by_size);
-            printf("bench %s %d median_ms %.4f least_ms %.4f\n", name, here, times[count / 2], times[0]);
+            printf("bench %s %d median_ms %.4f least_ms %.4f mean_ms %.4f\n", name, here, times[count / 2], times[0], sum / count);
             print_counters();
             fflush(stdout);
-            llama_memory_seq_rm(llama_get_memory(context), 0, here, -1);
+            for (int s = 0; s < sequences; ++s) {
+                llama_memory_seq_rm(llama_get_memory(context), s, here, -1);
+            }
         }
         free(all_variants);
     }
     if (logits != NULL) {
         fclose(logits);
+    }
+    if (tracer.file != NULL) {
+        fclose(tracer.file);
     }
     free(times);
     free(all_depths);
@@ -462,11 +519,24 @@ static void bench(void) {
     free(tokens);
 }
 
-/* Steps of all sequences from the same depth on for each variant: how many logits differ from the first variant's. */
+/*
+ * Steps of all sequences from the same depth on for each variant: how many logits differ from the first variant's, and the first sequence's top
+ * tokens. A depth below 0 is counted from the text's end, up to which the steps go; the tokens that they are given are printed, too.
+ */
 static void compare(void) {
     int n = 0;
-    context_size = context_size != 0 ? context_size : sequences * (depth + count + 256);
     llama_token *tokens = read_tokens(&n);
+    if (depth < 0) {
+        count = -depth;
+        depth += n;
+        printf("given");
+        for (int i = depth; i < n; ++i) {
+            printf(" %d", tokens[i]);
+        }
+        printf("\n");
+    }
+    context_size = context_size != 0 ? context_size : sequences * (depth + count + 256);
+    int *tops = malloc((size_t)count * sizeof *tops);
     struct llama_context *context = new_context();
     struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
     for (int s = 0; s < sequences; ++s) {
@@ -493,6 +563,7 @@ static void compare(void) {
             }
             for (int s = 0; s < sequences; ++s) {
                 const float *found = llama_get_logits_ith(context, s);
+                tops[i] = s == 0 ? top_of(found) : tops[i];
                 float *wanted = expected + (size_t)(i * sequences + s) * row;
                 if (is_first) {
                     memcpy(wanted, found, row * sizeof *wanted);
@@ -507,6 +578,11 @@ static void compare(void) {
         }
         printf("compare %s depth %d steps %d sequences %d logits_differ %llu first_step %d sum %.10e\n", name, depth, count, sequences,
                (unsigned long long)differ, first_step, sum);
+        printf("tops %s", name);
+        for (int i = 0; i < count; ++i) {
+            printf(" %d", tops[i]);
+        }
+        printf("\n");
         print_counters();
         fflush(stdout);
         for (int s = 0; s < sequences; ++s) {
@@ -515,6 +591,7 @@ static void compare(void) {
     }
     free(all_variants);
     free(expected);
+    free(tops);
     llama_batch_free(batch);
     llama_free(context);
     free(tokens);
@@ -530,7 +607,8 @@ int main(int argc, char **argv) {
         int *value;
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
-                   {"ubatch", &ubatch}, {"warm", &warm}, {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}, {"random_text", &random_text}};
+                   {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
+                   {"swa_full", &swa_full}, {"random_text", &random_text}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
@@ -540,7 +618,8 @@ int main(int argc, char **argv) {
         struct {
             const char *name;
             const char **value;
-        } texts[] = {{"device", &device_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path}};
+        } texts[] = {{"device", &device_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path},
+                     {"tracer", &tracer_path}, {"trace", &trace_path}};
         for (size_t j = 0; equals != NULL && j < sizeof texts / sizeof *texts; ++j) {
             if (strlen(texts[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], texts[j].name, (size_t)(equals - argv[i])) == 0) {
                 *texts[j].value = equals + 1;
@@ -559,6 +638,9 @@ int main(int argc, char **argv) {
         }
     }
     model_path = argv[5];
+    if (tracer_path != NULL) {
+        start_tracer();
+    }
     load_llama((const char *const[]){argv[1], argv[2], argv[3]}, argv[4]);
     ggml_log_set(on_log, NULL);
     llama_log_set(on_log, NULL);

@@ -1,9 +1,16 @@
 #!/usr/bin/env python3
 """CPU time per token of SmolLM2-135M in llama.cpp: stock, dense through Vanward, and sparse. `measure.py BUILD [NAME=VALUE …]`
 
-BUILD is where libggml-vanward.so and llama-driver were built. Names: depth, count, threads, step, release (npm or debian).
+BUILD is where libggml-vanward.so and llama-driver were built. Names: depth, count, threads, step, release (npm or debian), variants.
 The programs stand side by side, each with its prompt decoded, and take turns of `step` tokens, in another order each time; every turn's
-CPU time is compared with the stock program's turn for the same tokens.
+CPU time is compared with the stock program's turn for the same tokens. CPU time bears other work on the machine; wall time does not. Losses are
+over all `count` tokens, also relative to stock's and to that of dense attention, if it is among the variants; the last column is of the
+tokens whose logit is .3 ahead of the next in stock.
+
+    depth=7000 count=128                                                      time at 7,000 tokens, one thread
+    depth=7000 count=128 threads=2 variants=stock,dense,'minmax 25%'          wall time on two threads, of a machine that does nothing else
+    depth=2048 count=128 variants='stock,below the threshold'                 what the library costs where it takes nothing
+    depth=4096 count=2000 step=50 variants='stock,dense,every block,minmax 50%,minmax 25%,axis 25%'       quality
 """
 
 import os
@@ -18,17 +25,20 @@ import releases
 VARIANTS = {
     "stock": {},
     "stock -fa off": {},
+    "below the threshold": {"VANWARD_GGML_DENSE_BELOW": "1000000"},
     "dense": {"VANWARD_GGML_STRATEGY": "dense"},
+    "every block": {"VANWARD_GGML_BUDGET": "100%"},
     "minmax 50%": {"VANWARD_GGML_BUDGET": "50%"},
     "minmax 25%": {"VANWARD_GGML_BUDGET": "25%"},
     "axis 25%": {"VANWARD_GGML_BUDGET": "25%", "VANWARD_GGML_METHOD": "axis"},
 }
+USUAL = ["stock", "dense", "minmax 50%", "minmax 25%", "axis 25%"]
 
 
 def main(build, settings):
     release = {"npm": releases.npm, "debian": releases.debian}[settings.pop("release", "npm")]()
     step = int(settings.pop("step", 16))
-    wanted = settings.pop("variants", ",".join(VARIANTS)).split(",")
+    wanted = settings.pop("variants", ",".join(USUAL)).split(",")
     arguments = [f"{name}={value}" for name, value in settings.items()]
     command = release.command(build / "llama-driver", releases.model(), "steps", f"text={releases.text(build)}", *arguments)
     programs = {}
@@ -49,16 +59,22 @@ def main(build, settings):
             _, tokens, cpu, wall = programs[name].stdout.readline().split()
             turns[name].append((float(cpu) / int(tokens), float(wall) / int(tokens)))
     results = {name: program.communicate()[0].splitlines() for name, program in programs.items()}
-    tops = {name: next(line for line in lines if line.startswith("tops")).split()[1:] for name, lines in results.items()}
-    print("| | CPU ms per token | × stock | wall ms | × stock | loss | top token equal |\n|---|---|---|---|---|---|---|")
+    words = {name: {line.split()[0]: line.split()[1:] for line in lines if line} for name, lines in results.items()}
+    losses = {name: float(found["tokens"][2]) for name, found in words.items()}
+    stock_tops, leads = words["stock"]["tops"], [float(lead) for lead in words["stock"]["leads"]]
+    print("| | CPU ms per token | × stock | wall ms | × stock | loss | over stock | over dense | top token equal | of those that lead by .3 |\n"
+          "|---|---|---|---|---|---|---|---|---|---|")
     for name in wanted:
         cells = [name]
         for clock in range(2):
             ratios = [turn[clock] / stock[clock] for turn, stock in zip(turns[name], turns["stock"])]
-            cells += [f"{1e3 * statistics.median(turn[clock] for turn in turns[name]):.1f}", f"{statistics.median(ratios):.2f}"]
-        loss = next(line for line in results[name] if line.startswith("tokens")).split()[3]
-        equal = sum(a == b for a, b in zip(tops[name], tops["stock"])) / len(tops["stock"])
-        print(f"| {' | '.join(cells)} | {float(loss):.4f} | {100 * equal:.1f} % |", flush=True)
+            cells += [f"{1e3 * statistics.median(turn[clock] for turn in turns[name]):.1f}", f"{statistics.median(ratios):.3f}"]
+        cells.append(f"{losses[name]:.4f}")
+        cells += [f"{100 * (losses[name] / losses[base] - 1):+.2f} %" if base in losses else "" for base in ["stock", "dense"]]
+        equal = [ours == stock for ours, stock in zip(words[name]["tops"], stock_tops)]
+        clear = [same for same, lead in zip(equal, leads) if lead > 0.3]
+        cells += [f"{100 * sum(same) / len(same):.1f} %" for same in [equal, clear]]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,10 +45,11 @@ class Output:
         return self.counters.get(counter, 0)
 
 
-def run(release, model, options, command, **arguments):
+def run(release, model, options, command, further=None, **arguments):
+    """`further` is added to the environment."""
     beside = EMULATOR if options and "DEVICES" in options else None
     line = release.command(DRIVER, model, command, *(f"{name}={value}" for name, value in arguments.items()), beside=beside)
-    done = subprocess.run(line, env=environment(options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000)
+    done = subprocess.run(line, env={**environment(options), **(further or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000)
     if done.returncode != 0:
         raise AssertionError(f"{options} {command} {arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}")
     return Output(done.stdout)
@@ -166,6 +167,39 @@ class WithRelease:
         self.assertGreaterEqual(sum(clear) / len(clear), 0.99)
 
 
+    def test_a_passkey_is_found_wherever_stock_finds_it(self):
+        # As Mohtashami and Jaggi (2023) ask for one; 165 repetitions are 4,000 tokens. The question is decoded token by token, as the answer is.
+        filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+        try:
+            model = releases.model()
+        except releases.Missing as missing:
+            self.skipTest(str(missing))
+        # The prompt is ggml's (one row a step is ours), so that all variants begin with the same cache.
+        repetitions, places = (165, [0.02, 0.25, 0.5, 0.75, 0.95]) if LONG else (20, [0.5])
+        for place, key in zip(places, ["71432", "28905", "60174", "93581", "45026"]):
+            before = round(place * repetitions)
+            path = BUILD / f"passkey-{os.getpid()}.txt"
+            path.write_text("There is an important info hidden inside a lot of irrelevant text. Find it and memorize it.\n" + filler * before
+                            + f"The pass key is {key}. Remember it. {key} is the pass key. " + filler * (repetitions - before)
+                            + f"\nWhat is the pass key? The pass key is {key}")
+            for method in ["minmax", "axis"] if LONG else ["minmax"]:
+                # Each graph is built anew, since llama.cpp keeps one with the devices that were chosen for it. The last blocks alone do not have
+                # the key: what finds it is selection.
+                out = run(self.release, model, {"DENSE_BELOW": 0, "ROWS": 1, "METHOD": method}, "compare", {"LLAMA_GRAPH_REUSE_DISABLE": "1"},
+                          text=path, depth=-24,
+                          variants="stock/ENABLED=0,half/BUDGET=50%,quarter/BUDGET=25%,last/BUDGET=16")
+                (given,) = re.findall(r"given (.*)", out.text)
+                found = {name: tops.split()[-1 - len(key) : -1] == given.split()[-len(key) :] for name, tops in re.findall(r"tops (\w+) (.*)", out.text)}
+                print(f"{self.release.name}: passkey behind {100 * place:.0f} % of {repetitions} repetitions: {method} {found}")
+                self.assertEqual(out["sparse"], 3 * 24 * 30)
+                self.assertFalse(found["last"])
+                if found["stock"]:
+                    # MINMAX over a quarter of 4,000 tokens misses one digit of the first key: its bounds of repeated text are close to the key's.
+                    self.assertTrue(found["half"], f"{method}, behind {100 * place:.0f} %")
+                    self.assertTrue(found["quarter"] or method == "minmax", f"{method}, behind {100 * place:.0f} %")
+            path.unlink()
+
+
 class OnEmulatedGpu(WithRelease):
     """A wrapper of ggml's CPU device, whose attention runs on the emulated GPU of tests/emulator."""
 
@@ -256,6 +290,7 @@ class OnEmulatedGpu(WithRelease):
     test_random_operations_on_two_threads = None
     test_a_wrong_option_is_refused_with_words_and_llama_goes_on = None
     test_teacher_forced_text_with_everything_selected_is_stock_or_better = None
+    test_a_passkey_is_found_wherever_stock_finds_it = None
 
 
 class Npm(WithRelease, unittest.TestCase):
