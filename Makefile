@@ -75,9 +75,9 @@ lint:
 	cargo fmt --all --check
 	$(if $(filter quick,$(TIER)),,cargo clippy --workspace --all-targets --locked -- -D warnings)
 
-# With TIER=quick random cases run half of their rounds.
+# With TIER=quick random cases run half of their rounds, and fuzzing takes half of its time.
 test-rust:
-	$(if $(filter quick,$(TIER)),VANWARD_ROUNDS=.5) cargo test --locked
+	$(if $(filter quick,$(TIER)),VANWARD_ROUNDS=.5 VANWARD_FUZZ_SECONDS=12) cargo test --locked
 
 # Fewer of the random operations on a KV cache, with an eye on every access.
 test-valgrind: setup
@@ -101,7 +101,7 @@ emulator:
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
-	ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure $(if $(filter quick,$(TIER)),--exclude-regex '^install')
+	ctest --test-dir $(BUILD) --parallel $(JOBS) --output-on-failure $(if $(filter quick,$(TIER)),--exclude-regex '^install|valgrind$$')
 
 # A small heap and checks of every pointer that crosses, so that the collector runs while calls do. Go does not see that
 # the library changed, hence no cached results. The contents of tensors are checked, as in Python.
