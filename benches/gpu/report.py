@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Turns what the GPU benchmarks wrote into a page and a plot under benches/results.
+"""Turns what the GPU benchmarks wrote into a page under benches/results.
 
-    benches/gpu/report.py NAME TORCH.jsonl FLOORS.jsonl…      writes benches/results/NAME.md and NAME.svg
+    benches/gpu/report.py NAME TORCH.jsonl FLOORS.jsonl…      writes benches/results/NAME.md
 
 The files come from benches/gpu/verify_pack.py and, one a run, bin/gpu_floors (`./run bench` of the GPU bundle). Of several
-runs each figure is the median. Needs matplotlib.
+runs each figure is the median.
 """
 
 import json
@@ -97,7 +97,6 @@ def page(floors, torch, name, runs):
         "## Targets",
         targets(floors),
         f"Kernels loaded, and compiled by the driver or taken from its cache, in {peer['load_microseconds']} µs.",
-        f"![verify_pack beside torch and a copy]({name}.svg)",
         "## The host's time in one call, from C",
         "Nanoseconds, B=32 γ=8. *bare*: the same launches, with the same parameters, without the library.",
         table(
@@ -151,37 +150,11 @@ def page(floors, torch, name, runs):
     return "\n\n".join(parts) + "\n"
 
 
-def plot(floors, torch, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as pyplot
-
-    pyplot.rcParams["svg.hashsalt"] = "vanward"
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    packs = sorted((r for r in floors if r["what"] == "verify_pack"), key=lambda r: r["packed_bytes"])
-    megabytes = [r["packed_bytes"] / 1e6 for r in packs]
-    for key, label in (("graph", "verify_pack"), ("two_step_graph", "verify, then pack"), ("copy_graph", "plain copy")):
-        left.loglog(megabytes, [r[key] for r in packs], ".", label=label, markersize=4)
-    left.set(title="GPU time", xlabel="MB packed", ylabel="µs")
-    beside = sorted((r for r in torch if r["what"] == "verify_pack"), key=lambda r: r["packed_bytes"])
-    megabytes = [r["packed_bytes"] / 1e6 for r in beside]
-    for key, label in (("vanward_event", "verify_pack"), ("torch_event", "torch: verify, pack by a mask")):
-        right.loglog(megabytes, [r[key] for r in beside], ".", label=label, markersize=4)
-    right.set(title="One call from Python, host in it", xlabel="MB packed", ylabel="µs")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main():
     name, torch, runs = sys.argv[1], rows(sys.argv[2]), [rows(path) for path in sys.argv[3:]]
     floors = merged(runs)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.md").write_text(page(floors, torch, name, len(runs)), encoding="utf-8")
-    plot(floors, torch, RESULTS / f"{name}.svg")
 
 
 if __name__ == "__main__":
