@@ -2257,7 +2257,7 @@ vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options,
  * more of s slots saves (m + 1) · slots / s². The sum of misses is least where one more slot saves equally many in each layer that has
  * more than `least`: s ∝ √((m + 1) · slots). Numbers are rounded down, and what is left goes where one more slot saves most, to the lower
  * layer if equal. As the curve is known at one point only, a layer counts at half of its part of `slots` at least. A cache with
- * the new shares has new counters: sharing by them again comes closer, and changes nothing once all layers have equal misses per slot.
+ * the new shares has new counters: sharing by them again may come closer, and changes nothing once all layers have equal misses per slot.
  *
  * Reads and writes host memory during the call. Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
