@@ -109,6 +109,18 @@ impl<'b, 'm> Decoding<'b, 'm> {
         next
     }
 
+    /// Writes prompts and decodes `count` tokens and one, a token a step, densely.
+    pub fn dense_texts(&self, prompts: &[Vec<usize>], count: usize) -> Vec<Vec<usize>> {
+        let mut texts: Vec<Vec<usize>> = self.prefill(prompts).into_iter().map(|t| vec![t]).collect();
+        for n in 0..count {
+            let begin: Vec<_> = prompts.iter().map(|p| p.len() + n).collect();
+            let last: Vec<_> = texts.iter().map(|text| vec![*text.last().unwrap()]).collect();
+            let next = self.run(&vec![VWD_DECODER_DENSE; prompts.len()], &begin, &last);
+            texts.iter_mut().zip(next).for_each(|(text, next)| text.push(next[0]));
+        }
+        texts
+    }
+
     /// The next token after each of these tokens, which follow the first `begin` of each sequence.
     pub fn run(&self, modes: &[u32], begin: &[usize], tokens: &[Vec<usize>]) -> Vec<Vec<usize>> {
         self.step(&Part { modes, begin, tokens, paths: None, since: None })
@@ -234,13 +246,7 @@ fn decoder_gives_the_text_of_dense_attention_from_verified_drafts(backend: &Back
         let prompts: Vec<Vec<usize>> =
             (0..shape.rows).map(|i| (0..5 + 20 * i).map(|_| rng.size(0..=VOCABULARY - 1)).collect()).collect();
         let dense = Decoding::new(backend, &model);
-        let mut expected: Vec<Vec<usize>> = dense.prefill(&prompts).into_iter().map(|t| vec![t]).collect();
-        for n in 0..wanted + GAMMA {
-            let begin: Vec<_> = prompts.iter().map(|p| p.len() + n).collect();
-            let last: Vec<_> = expected.iter().map(|text| vec![*text.last().unwrap()]).collect();
-            let next = dense.run(&[VWD_DECODER_DENSE; 3], &begin, &last);
-            expected.iter_mut().zip(next).for_each(|(text, next)| text.push(next[0]));
-        }
+        let expected = dense.dense_texts(&prompts, wanted + GAMMA);
 
         let own = Decoding::new(backend, &model);
         let mut texts: Vec<Vec<usize>> = own.prefill(&prompts).into_iter().map(|t| vec![t]).collect();

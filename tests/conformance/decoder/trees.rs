@@ -79,13 +79,7 @@ fn decoder_gives_the_text_of_dense_attention_from_verified_trees(backend: &Backe
         let prompts: Vec<Vec<usize>> =
             (0..3).map(|i| (0..5 + 20 * i).map(|_| rng.size(0..=VOCABULARY - 1)).collect()).collect();
         let dense = Decoding::new(backend, &model);
-        let mut expected: Vec<Vec<usize>> = dense.prefill(&prompts).into_iter().map(|t| vec![t]).collect();
-        for n in 0..wanted + 2 * NODES {
-            let begin: Vec<_> = prompts.iter().map(|p| p.len() + n).collect();
-            let last: Vec<_> = expected.iter().map(|text| vec![*text.last().unwrap()]).collect();
-            let next = dense.run(&[VWD_DECODER_DENSE; 3], &begin, &last);
-            expected.iter_mut().zip(next).for_each(|(text, next)| text.push(next[0]));
-        }
+        let expected = dense.dense_texts(&prompts, wanted + 2 * NODES);
 
         let own = Decoding::new(backend, &model);
         let mut texts: Vec<Vec<usize>> = own.prefill(&prompts).into_iter().map(|t| vec![t]).collect();
