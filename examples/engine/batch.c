@@ -117,7 +117,7 @@ batch *batch_create(model *m, vwd_session *session, const batch_options *options
   b->session = session;
   if (complete(b, options, error)) {
     if (!allocate(b)) batch_fail(error, "out of memory: %lld pages of keys and values", b->o.pages, 0, 0);
-    else if (create_decoder(b, error)) return b;
+    else if (create_decoder(b, error) && trees_create(b, error)) return b;
   }
   batch_free(b);
   return NULL;
@@ -127,6 +127,7 @@ void batch_free(batch *b) {
   if (!b) return;
   for (int i = 0; b->slots && i < b->o.rows; i++) free(b->slots[i].text), free(b->slots[i].table);
   vwd_decoder_release(b->decoder);
+  vwd_compactor_release(b->compactor);
   pages_free(&b->pages);
   free(b->slots);
   free(b->order);
@@ -154,6 +155,10 @@ static void plan_drafts(batch *b, int most) {
     if (!is_decoding(s) || s->how == BATCH_DENSE || s->how == BATCH_SPARSE) continue;
     int room = smaller(smaller(b->o.max_drafts, most), s->limit - s->count - 1);
     const int slot = b->order[i];
+    if (s->how == BATCH_LOOKUP_TREE) {
+      trees_plan(b, slot, room);
+      continue;
+    }
     float by_lookup = 1, by_self = 1;
     if (s->how != BATCH_SELF) {
       s->found_count = look_up(s->text, s->count, s->found, room);
@@ -212,7 +217,7 @@ static void plan(batch *b) {
   int rows = 0, decoding = 0, taking_in = 0;
   for (int i = 0; i < b->sequences; i++) {
     sequence *s = &b->slots[b->order[i]];
-    s->rows = s->drafts = s->found_count = 0;
+    s->rows = s->drafts = s->found_count = s->places.count = 0;
     s->by_self = false;
     if (s->waiting || (is_decoding(s) && !batch_make_room(b, i, s->count))) continue;
     decoding += is_decoding(s);
@@ -243,18 +248,19 @@ static uint32_t mode_of(const sequence *s) {
   return s->how == BATCH_SPARSE && s->cached >= s->prompt ? VWD_DECODER_SPARSE : VWD_DECODER_DENSE;
 }
 
-/* The pass of a step: members of one mode and number of rows side by side. */
+/* The pass of a step: members of one mode and number of rows side by side, trees behind chains. */
 static void gather(batch *b) {
   pass_start(b);
   for (int rows = 1; rows <= MAX_ROWS; rows++) {
     for (uint32_t mode = VWD_DECODER_SPARSE; mode <= VWD_DECODER_DENSE; mode++) {
-      for (int i = 0; i < b->sequences; i++) {
-        sequence *s = &b->slots[b->order[i]];
-        if (s->waiting || s->rows != rows || mode_of(s) != mode) continue;
+      for (int i = 0; i < 2 * b->sequences; i++) {
+        const int slot = b->order[i % b->sequences];
+        sequence *s = &b->slots[slot];
+        if (s->waiting || s->rows != rows || mode_of(s) != mode || is_tree(s) != (i >= b->sequences)) continue;
         if (is_decoding(s))
           for (int row = 0; row < rows; row++) pass_want(b, b->rows + row);
         else if (s->cached + rows == s->count) pass_want(b, b->rows + rows - 1);
-        pass_add(b, b->order[i], mode, s->cached, rows);
+        pass_add(b, slot, mode, s->cached, rows);
       }
     }
   }
@@ -280,25 +286,43 @@ static void add_row(verification *v, const int32_t *draft, int drafts, const int
   for (int i = 0; i <= v->width; i++) v->target[n * (v->width + 1) + i] = i < choices ? target[i] : -1;
 }
 
+/* How the places of a tree fared, as a chain: the tokens that were among those that followed, and one that was not. */
+static void add_places(verification *v, const sequence *s, const int32_t *new, int count, int sequence) {
+  int32_t chain[BATCH_MAX_DRAFTS];
+  bool refused;
+  int n = occurrences_fared(&s->places, s->text, s->count - count, smaller(count, v->width), &refused);
+  memcpy(chain, new, (size_t)n * sizeof *chain);
+  if (refused) chain[n++] = -1;
+  add_row(v, chain, n, new, count, sequence);
+}
+
 /* Draws the next tokens of all members, verifying their drafts. A member that is taking in its prompt draws none. */
 static bool verify(batch *b, const float *logits, draws *d, int width) {
   verification v = {.width = width}, fared = {.width = width};
+  int first_logits[MAX_ROWS];
   *d = (draws){0};
   for (int n = 0, begin = 0; n < b->members; n++) {
     const sequence *s = &b->slots[b->member_slot[n]];
-    const int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count;
-    add_row(&v, s->draft, s->drafts, NULL, 0, -1);
-    draws_add(d, &s->sampling, s->stop, choices > 0 ? begin : 0, s->count, choices > 0 ? s->limit - s->count : 0);
+    const int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count, drawn = is_tree(s) ? 0 : choices;
+    add_row(&v, s->draft, is_tree(s) ? 0 : s->drafts, NULL, 0, -1);
+    draws_add(d, &s->sampling, s->stop, drawn > 0 ? begin : 0, s->count, drawn > 0 ? s->limit - s->count : 0);
+    first_logits[n] = begin;
     begin += choices;
   }
   if (b->wanted_count == 0) return true;
   const vwd_status status = draws_run(d, b->session, logits, b->wanted_count, b->shape.vocab, v.draft, v.lens, width);
   if (!batch_called(status, "vwd_verify_sample", &b->error)) return false;
+  for (int i = 0; i < b->group_count; i++) {
+    const group *g = &b->groups[i];
+    const float *of_group = logits + (size_t)first_logits[g->first_member] * (size_t)b->shape.vocab;
+    if (g->trees && !trees_verify(b, g, of_group, d, width)) return false;
+  }
   for (int n = 0; n < b->members; n++) {
     const int slot = b->member_slot[n];
     const sequence *s = &b->slots[slot];
     if (d->remaining[n] > 0 && d->finish[n] == VWD_FINISH_NONE && d->next[n] < 0)
       return batch_fail(&b->error, "no token can be drawn at position %lld: no logit is a number", d->positions[n] + d->committed_len[n], 0, 0);
+    if (s->how == BATCH_LOOKUP_TREE) continue; /* its row follows once the text has what was committed */
     add_row(&fared, s->draft, s->drafts, d->committed + n * (width + 1), d->committed_len[n],
             s->by_self ? slot : s->found_count > 0 ? b->o.rows + slot : -1);
   }
@@ -323,7 +347,8 @@ static int step(batch *b, batch_event *events) {
   if (!logits) return -1;
   draws d;
   if (!verify(b, logits, &d, b->o.max_drafts)) return -1;
-  verification unused = {.width = b->o.max_drafts}; /* what lookup found while sparse steps drafted: its estimate stays up to date */
+  /* How lookup fared where sparse steps drafted, and in the places of trees: its estimate stays up to date. */
+  verification looked_up = {.width = b->o.max_drafts};
   int written = 0;
   for (int n = 0; n < b->members; n++) {
     sequence *s = &b->slots[b->member_slot[n]];
@@ -343,14 +368,15 @@ static int step(batch *b, batch_event *events) {
       s->finish = events[written - 1].finish = (batch_finish)d.finish[n];
       b->n.new_tokens += written - first;
       for (int at = s->count - (written - first); at < s->count; at++) b->n.dense_bytes += at * token_bytes(b) * b->shape.layers;
+      const int32_t *new = s->text + s->count - (written - first);
       if (s->by_self && s->found_count > 0)
-        add_row(&unused, s->found, smaller(s->found_count, written - first), s->text + s->count - (written - first), written - first,
-                b->o.rows + b->member_slot[n]);
+        add_row(&looked_up, s->found, smaller(s->found_count, written - first), new, written - first, b->o.rows + b->member_slot[n]);
+      if (s->places.count > 0) add_places(&looked_up, s, new, written - first, b->o.rows + b->member_slot[n]);
       s->cached = smaller(s->cached, s->count); /* a stop token among the drafts ends the text */
     }
     batch_publish(b, s);
   }
-  if (!accept(b, &unused)) return -1;
+  if (!accept(b, &looked_up)) return -1;
   b->n.steps++;
   end_finished(b);
   return written;

@@ -27,6 +27,7 @@ static const mode_name hows[BATCH_HOWS] = {
     [BATCH_DENSE] = {"dense", "dense"},
     [BATCH_SPARSE] = {"sparse", "sparse"},
     [BATCH_LOOKUP] = {"lookup", "dense, drafted by prompt lookup"},
+    [BATCH_LOOKUP_TREE] = {"lookup-tree", "dense, drafted by lookup trees"},
     [BATCH_SELF] = {"self", "SELF: dense, drafted by sparse"},
     [BATCH_SELF_LOOKUP] = {"self-lookup", "SELF, or lookup where it pays"},
 };
@@ -483,16 +484,19 @@ static bool run_drafts(program *p, const options *o) {
 
 static bool run_check(program *p, const options *o) {
   drafting_check c;
-  printf("%d pieces of a text of %d tokens, continued by %d each: densely, with SELF, and with SELF or lookup; %d sequences at once.\n",
+  printf("%d pieces of a text of %d tokens, continued by %d each: densely, with trees by lookup, with SELF, and with SELF or lookup; %d "
+         "sequences at once.\n",
          PIECES, p->prompt_count, o->tokens, o->batch.rows);
   fflush(stdout);
   if (!check_drafts(p->model, p->session, &o->batch, p->prompt, p->prompt_count, PIECES, o->tokens, &o->sampling, &c, progress, "decoding"))
     return false;
   const batch_counters *n = &c.n;
-  printf("%lld steps; %lld tokens drafted, %lld accepted; of these by sparse steps %lld, %lld.\n", (long long)n->steps,
-         (long long)n->drafted, (long long)n->accepted, (long long)n->self_drafted, (long long)n->self_accepted);
+  printf("%lld steps; %lld tokens drafted, %lld accepted; of these by sparse steps %lld, %lld. %lld trees had several branches; %lld "
+         "accepted tokens were not on the first.\n",
+         (long long)n->steps, (long long)n->drafted, (long long)n->accepted, (long long)n->self_drafted, (long long)n->self_accepted,
+         (long long)n->branched, (long long)n->off_first);
   printf("%s  drafts give dense decoding's tokens: %d of %d texts, %d tokens of each way\n", c.different ? "BROKEN" : "holds ",
-         2 * c.texts - c.different, 2 * c.texts, c.tokens);
+         CHECKED_WAYS * c.texts - c.different, CHECKED_WAYS * c.texts, c.tokens);
   return c.different == 0;
 }
 

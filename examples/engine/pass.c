@@ -17,6 +17,10 @@ int always_dense(const batch *b) {
 
 /* --- A pass through the model --- */
 
+vwd_tensor pass_table(const batch *b, const group *g) {
+  return TENSOR(b->tables + (size_t)g->first_member * (size_t)b->max_pages, INT32, g->batch, b->max_pages);
+}
+
 static bool attend(void *context, const attention_call *call) {
   batch *b = context;
   const model_shape *s = &b->shape;
@@ -31,9 +35,10 @@ static bool attend(void *context, const attention_call *call) {
       step.mode = g->mode;
       step.positions = (uint32_t)positions;
       step.shortest = (uint32_t)g->shortest;
-      step.page_table = TENSOR(g->table, INT32, rows, b->max_pages);
-      step.seq_lens = TENSOR(g->seq_lens, INT32, rows);
-      step.begin = TENSOR(g->begin, INT32, rows);
+      step.page_table = pass_table(b, g);
+      step.seq_lens = TENSOR(b->seq_lens + g->first_member, INT32, rows);
+      step.begin = TENSOR(b->begins + g->first_member, INT32, rows);
+      if (g->trees) step.tree = TENSOR(b->masks + g->first, UINT32, rows, positions, 1);
       if (!batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error)) return false;
     }
     const size_t layer = pages_layer(&b->pages, call->layer);
@@ -46,6 +51,21 @@ static bool attend(void *context, const attention_call *call) {
     args.q = TENSOR(call->q + q, FLOAT32, rows, positions, s->heads, s->head_dim);
     args.out = TENSOR(call->out + q, FLOAT32, rows, positions, s->heads, s->head_dim);
     if (!batch_called(vwd_decoder_attend(b->decoder, &args, NULL), "vwd_decoder_attend", &b->error)) return false;
+  }
+  return true;
+}
+
+/* What nodes of trees see, and their positions, which are those of their depths. */
+static bool prepare_trees(batch *b) {
+  for (int i = 0; i < b->group_count; i++) {
+    const group *g = &b->groups[i];
+    if (!g->trees) continue;
+    vwd_tree_prepare_args args = VWD_TREE_PREPARE_ARGS_INIT;
+    args.parents = TENSOR(b->parents + g->first, INT32, g->batch, g->positions);
+    args.bases = TENSOR(b->roots + g->first_member, INT32, g->batch);
+    args.positions = TENSOR(b->positions + g->first, INT32, g->batch, g->positions);
+    args.mask = TENSOR(b->masks + g->first, UINT32, g->batch, g->positions, 1);
+    if (!batch_called(vwd_tree_prepare(b->session, &args, NULL), "vwd_tree_prepare", &b->error)) return false;
   }
   return true;
 }
@@ -85,9 +105,10 @@ void pass_add(batch *b, int slot, uint32_t mode, int first, int count) {
   sequence *s = &b->slots[slot];
   group *g = b->group_count > 0 ? &b->groups[b->group_count - 1] : NULL;
   const int n = b->members++;
-  if (!g || g->mode != mode || g->positions != count) {
+  const bool tree = is_tree(s);
+  if (!g || g->mode != mode || g->positions != count || g->trees != tree) {
     g = &b->groups[b->group_count++];
-    *g = (group){mode, count, 0, b->rows, b->tables + (size_t)n * (size_t)b->max_pages, b->seq_lens + n, b->begins + n, INT32_MAX};
+    *g = (group){.mode = mode, .trees = tree, .positions = count, .first = b->rows, .first_member = n, .shortest = INT32_MAX};
   }
   g->batch++;
   if (is_decoding(s)) count_bytes(b, mode, first + count);
@@ -97,17 +118,20 @@ void pass_add(batch *b, int slot, uint32_t mode, int first, int count) {
   b->seq_lens[n] = first + count;
   if (first + count < g->shortest) g->shortest = first + count;
   b->begins[n] = summarise_from(b, s, first, count);
+  b->roots[n] = first;
   b->member_slot[n] = slot;
   for (int i = 0; i < count; i++, b->rows++) {
     int at = first + i;
     b->tokens[b->rows] = at < s->count ? s->text[at] : s->draft[at - s->count];
     b->positions[b->rows] = at;
+    b->parents[b->rows] = tree ? s->parents[i] : i - 1;
   }
 }
 
 void pass_want(batch *b, int row) { b->wanted[b->wanted_count++] = row; }
 
 const float *pass_run(batch *b) {
+  if (!prepare_trees(b)) return NULL;
   const model_pass pass = {b->tokens, b->positions, b->rows, b->wanted, b->wanted_count};
   b->n.passes++;
   return model_forward(b->model, &pass, attend, b);
