@@ -448,7 +448,10 @@ static void print_drafting(const program *p) {
     printf("%5d/%d\n", equal(d, dense), dense->count);
   }
   printf("\nKV read counts what attention reads for the tokens that are kept, drafts and their verification included; index, the "
-         "summaries that\nselection reads besides. Tokens as dense: those ahead of the first that dense decoding chose otherwise.\n\n");
+         "summaries that\nselection reads besides. Tokens as dense: those ahead of the first that dense decoding chose otherwise.\n");
+  const batch_counters *trees = &p->drafted[BATCH_LOOKUP_TREE].n;
+  printf("%lld of %lld steps of lookup trees drafted several branches, and %lld of the %lld accepted tokens were not on the first.\n\n",
+         (long long)trees->branched, (long long)trees->steps, (long long)trees->off_first, (long long)trees->accepted);
 }
 
 /* Drafts change nothing but the time. */
