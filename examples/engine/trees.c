@@ -3,9 +3,9 @@
 
 #include "batch_inside.h"
 
-/* Attention sums the tokens of one run after the other. A node has the bits that its text has without drafts where rows that are not
- * at their own depth lie in one run (docs/trees.md). */
-enum { RUN = 64 };
+/* Tokens that attention takes together. A node has the bits that its text has without drafts where each token of its path lies in one
+ * tile, written as a node and moved to where the text has it (docs/trees.md). */
+enum { TILE = 64 };
 
 bool trees_create(batch *b, batch_error *error) {
   const model_shape *s = &b->shape;
@@ -27,7 +27,7 @@ bool trees_create(batch *b, batch_error *error) {
 void trees_plan(batch *b, int slot, int most) {
   sequence *s = &b->slots[slot];
   find_occurrences(s->text, s->count, &s->places);
-  s->drafts = grow_tree(&s->places, s->text, s->count, most, RUN - (s->count - 1) % RUN, b->acceptance[b->o.rows + slot],
+  s->drafts = grow_tree(&s->places, s->text, s->count, most, TILE - (s->count - 1) % TILE, b->acceptance[b->o.rows + slot],
                         b->o.position_cost, s->draft, s->parents);
 }
 
