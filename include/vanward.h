@@ -2052,13 +2052,13 @@ vwd_status vwd_gather_blocks(const vwd_session *session,
 typedef void (*vwd_progress)(void *progress_context, uint64_t done, uint64_t total);
 
 /** `coding` of `vwd_kv_cache_options`: blocks lie as they were appended. */
-#define VWD_KV_CACHE_EXACT 0
+#define VWD_CODING_EXACT 0
 
 /**
  * `coding` of `vwd_kv_cache_options`: blocks are coded in INT4 once they are whole, as `vwd_kv_quantize` codes them, and lie so on the host
  * and in slots. The first block of a sequence and those in its tail lie as they were appended.
  */
-#define VWD_KV_CACHE_INT4 1
+#define VWD_CODING_INT4 1
 
 /** Options of `vwd_kv_cache_create`. A size without a default must be at least 1. */
 typedef struct {
@@ -2098,12 +2098,12 @@ typedef struct {
    */
   const uint32_t *layer_slots;
   /**
-   * With VWD_KV_CACHE_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
+   * With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
    * that is not a finite number above 0 counts as 1. Read during the call.
    */
   const float *weights;
   /**
-   * VWD_KV_CACHE_EXACT or VWD_KV_CACHE_INT4. INT4: block_size a multiple of 16 up to 128, key_dim and value_dim multiples of 16 in
+   * VWD_CODING_EXACT or VWD_CODING_INT4. INT4: block_size a multiple of 16 up to 128, key_dim and value_dim multiples of 16 in
    * 64 … 256, keys and values of 16 or 32 bits.
    */
   uint32_t coding;
@@ -2119,7 +2119,7 @@ typedef struct {
   uint32_t struct_size;
   uint32_t flags;
   /**
-   * Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. With VWD_KV_CACHE_INT4
+   * Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. With VWD_CODING_INT4
    * their codes, and the mean key.
    */
   uint64_t run_bytes;
@@ -2139,15 +2139,15 @@ typedef struct {
 /**
  * Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
  *
- * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_KV_CACHE_INT4 those of
+ * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
  *                        the tails alone, n slots; slots from n on name the pages of the codes.
  * k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
  * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
- *                        for vwd_index_update. With VWD_KV_CACHE_INT4 4·max_sequences: one more for a sequence's first block.
+ *                        for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
  * tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
  * tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
- *                        a sequence is in while it is one of the two newest; of the first block with VWD_KV_CACHE_INT4 always.
- * int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_KV_CACHE_INT4, else absent: what `vwd_int4_kv` takes beside the
+ *                        a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+ * int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
  *                        slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
  *                        if the options had none.
  */
@@ -2268,7 +2268,7 @@ typedef struct {
  * that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
  * and fetch bring it back when a list names it. Forks share whole blocks, which never change.
  *
- * With VWD_KV_CACHE_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
+ * With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
  * a sequence is not coded: it has a slot of its own for each KV head, where it is always resident, and each fork has a copy.
  */
 typedef struct vwd_kv_cache vwd_kv_cache;
@@ -2358,7 +2358,7 @@ vwd_status vwd_kv_cache_extend(const vwd_kv_cache *cache,
 
 /**
  * Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
- * are copied. With VWD_KV_CACHE_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
+ * are copied. With VWD_CODING_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
  * that is coded become what their codes stand for.
  *
  * sequence  The parent, which stays as it is.
@@ -2378,7 +2378,7 @@ vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
 
 /**
  * Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
- * append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_KV_CACHE_INT4 a cut in a block
+ * append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_CODING_INT4 a cut in a block
  * that is coded leaves tokens that are what their codes stand for.
  *
  * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has

@@ -471,7 +471,7 @@ func TestKvCache(t *testing.T) {
 		t.Error(err)
 	}
 	coded := KvCacheOptions{
-		Layers: 1, KVHeads: 1, BlockSize: 16, KeyDim: 64, ValueDim: 64, DType: Float32, MaxSequences: 1, MaxBlocks: 4, HostBlocks: 4, Slots: 4,
+		Layers: 1, KVHeads: 1, BlockSize: 16, KeyDim: 64, ValueDim: 64, DType: F32, MaxSequences: 1, MaxBlocks: 4, HostBlocks: 4, Slots: 4,
 		Coding: KvCacheInt4, Weights: make([]float32, 64),
 	}
 	inInt4, err := s.NewKvCache(coded)

@@ -40,8 +40,8 @@ type KvCacheOptions struct {
 type KvCacheCoding uint32
 
 const (
-	KvCacheExact KvCacheCoding = C.VWD_KV_CACHE_EXACT
-	KvCacheInt4  KvCacheCoding = C.VWD_KV_CACHE_INT4
+	KvCacheExact KvCacheCoding = C.VWD_CODING_EXACT
+	KvCacheInt4  KvCacheCoding = C.VWD_CODING_INT4
 )
 
 // KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
@@ -322,15 +322,15 @@ func (k *KvCache) Wait(layer int, stream Stream) error {
 //
 //	Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 //
-//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_KV_CACHE_INT4 those of
+//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
 //	                       the tails alone, n slots; slots from n on name the pages of the codes.
 //	k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 //	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
-//	                       for vwd_index_update. With VWD_KV_CACHE_INT4 4·max_sequences: one more for a sequence's first block.
+//	                       for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 //	tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 //	tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
-//	                       a sequence is in while it is one of the two newest; of the first block with VWD_KV_CACHE_INT4 always.
-//	int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_KV_CACHE_INT4, else absent: what `vwd_int4_kv` takes beside the
+//	                       a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+//	int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
 //	                       slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
 //	                       if the options had none.
 type KvCacheLayer struct {

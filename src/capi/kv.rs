@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
 /// and fetch bring it back when a list names it. Forks share whole blocks, which never change.
 ///
-/// With VWD_KV_CACHE_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
+/// With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
 /// a sequence is not coded: it has a slot of its own for each KV head, where it is always resident, and each fork has a copy.
 pub struct vwd_kv_cache(pub(super) Arc<KvCache>, Process);
 
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn vwd_kv_cache_extend(
 }
 
 /// Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
-/// are copied. With VWD_KV_CACHE_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
+/// are copied. With VWD_CODING_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
 /// that is coded become what their codes stand for.
 ///
 /// sequence  The parent, which stays as it is.
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
 }
 
 /// Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-/// append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_KV_CACHE_INT4 a cut in a block
+/// append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_CODING_INT4 a cut in a block
 /// that is coded leaves tokens that are what their codes stand for.
 ///
 /// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has

@@ -1,6 +1,6 @@
 //! The options of a cache, and the layout of its runs.
 
-use crate::abi::{VWD_KV_CACHE_EXACT, VWD_KV_CACHE_INT4, vwd_kv_cache_options};
+use crate::abi::{VWD_CODING_EXACT, VWD_CODING_INT4, vwd_kv_cache_options};
 use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
@@ -313,12 +313,12 @@ impl Run {
 /// Whether blocks are coded, and whether they may be.
 fn coding(c: &vwd_kv_cache_options, dtype: DType) -> Result<bool> {
     match c.coding {
-        VWD_KV_CACHE_EXACT if c.weights.is_null() => return Ok(false),
-        VWD_KV_CACHE_EXACT => {
-            return Err(Error::argument("options.weights", "given", "NULL but for VWD_KV_CACHE_INT4"));
+        VWD_CODING_EXACT if c.weights.is_null() => return Ok(false),
+        VWD_CODING_EXACT => {
+            return Err(Error::argument("options.weights", "given", "NULL but for VWD_CODING_INT4"));
         }
-        VWD_KV_CACHE_INT4 => {}
-        other => return Err(Error::argument("options.coding", other, "VWD_KV_CACHE_EXACT or VWD_KV_CACHE_INT4")),
+        VWD_CODING_INT4 => {}
+        other => return Err(Error::argument("options.coding", other, "VWD_CODING_EXACT or VWD_CODING_INT4")),
     }
     if !c.weights.is_aligned() {
         return Err(Error::argument("options.weights", format!("{:p}", c.weights), "alignment to 4 bytes"));

@@ -337,7 +337,11 @@ impl Model {
             slots: Array::from_fn(&[spec.batch, spec.kv_heads, max_pages], |at| {
                 let n = (at[0] * spec.kv_heads + at[1]) * max_pages + at[2];
                 // Two of three blocks are coded.
-                if n % 3 == 0 || coded_pages == 0 { order[n % order.len()] } else { coded_order[n % coded_pages] }
+                if n.is_multiple_of(3) || coded_pages == 0 {
+                    order[n % order.len()]
+                } else {
+                    coded_order[n % coded_pages]
+                }
             }),
             lens,
             q_lens,

@@ -62,7 +62,7 @@ impl Shape {
             max_blocks: BLOCKS as u32,
             host_blocks: (SEQUENCES * BLOCKS) as u32,
             layer_slots: [1 << 11, 1 << 10].as_ptr(),
-            coding: if self.is_coded { VWD_KV_CACHE_INT4 } else { VWD_KV_CACHE_EXACT },
+            coding: if self.is_coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
             ..args()
         };
         let mut cache = null_mut();

@@ -24,7 +24,7 @@ fn options() -> vwd_kv_cache_options {
         max_blocks: BLOCKS as u32,
         host_blocks: 2 * BLOCKS as u32,
         slots: 64,
-        coding: VWD_KV_CACHE_INT4,
+        coding: VWD_CODING_INT4,
         ..args()
     }
 }
@@ -264,14 +264,14 @@ fn coded_cache_has_three_and_a_half_times_the_tokens_in_the_same_memory() {
         max_blocks: 4096,
         host_blocks: 4096,
         slots: 4096,
-        coding: VWD_KV_CACHE_EXACT,
+        coding: VWD_CODING_EXACT,
         ..args()
     };
     let coded = vwd_kv_cache_options {
         max_blocks: 7 * 4096 / 2,
         host_blocks: 7 * 4096 / 2,
         slots: 7 * 4096 / 2,
-        coding: VWD_KV_CACHE_INT4,
+        coding: VWD_CODING_INT4,
         ..exact
     };
     let [exact, coded] = [exact, coded].map(|options| sizes(&options));

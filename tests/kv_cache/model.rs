@@ -129,7 +129,7 @@ impl Shape {
             slots: if self.slots.len() == 1 { self.slots[0] } else { 0 },
             layer_slots: if self.slots.len() == 1 { std::ptr::null() } else { self.slots.as_ptr() },
             hold: HOLD as u32,
-            coding: if self.coded { VWD_KV_CACHE_INT4 } else { VWD_KV_CACHE_EXACT },
+            coding: if self.coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
             weights: if self.coded { codes::all_weights(self) } else { std::ptr::null() },
             ..args()
         }

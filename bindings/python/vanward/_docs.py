@@ -928,15 +928,15 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^
 """,
     "vwd_kv_cache_layer": """Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 
-k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_KV_CACHE_INT4 those of
+k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
                        the tails alone, n slots; slots from n on name the pages of the codes.
 k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
-                       for vwd_index_update. With VWD_KV_CACHE_INT4 4·max_sequences: one more for a sequence's first block.
+                       for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
-                       a sequence is in while it is one of the two newest; of the first block with VWD_KV_CACHE_INT4 always.
-int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_KV_CACHE_INT4, else absent: what `vwd_int4_kv` takes beside the
+                       a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
                        slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
                        if the options had none.
 """,
@@ -1001,7 +1001,7 @@ Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (
 OUT_OF_MEMORY (host_blocks are in use: every sequence stays as it is), DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_fork": """Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
-are copied. With VWD_KV_CACHE_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
+are copied. With VWD_CODING_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
 that is coded become what their codes stand for.
 
 sequence  The parent, which stays as it is.
@@ -1013,7 +1013,7 @@ room for), OUT_OF_MEMORY (max_sequences or host_blocks are in use), DRIVER, INTE
 was.
 """,
     "vwd_kv_cache_truncate": """Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_KV_CACHE_INT4 a cut in a block
+append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_CODING_INT4 a cut in a block
 that is coded leaves tokens that are what their codes stand for.
 
 Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has

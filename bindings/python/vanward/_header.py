@@ -76,8 +76,8 @@ VWD_REPAIR_EXACT = 2
 VWD_GATHER_AUTO = 0
 VWD_GATHER_KERNEL = 1
 VWD_GATHER_COPY_ENGINE = 2
-VWD_KV_CACHE_EXACT = 0
-VWD_KV_CACHE_INT4 = 1
+VWD_CODING_EXACT = 0
+VWD_CODING_INT4 = 1
 VWD_FORECAST_MEMORY = 1
 VWD_ROPE_HALVES = 0
 VWD_ROPE_INTERLEAVED = 1
@@ -614,7 +614,7 @@ class vwd_kv_cache_options(Structure):
         ("progress", c_void_p),
         ("progress_context", c_void_p),
         ("layer_slots", POINTER(c_uint32)),
-        ("weights", POINTER(float)),
+        ("weights", POINTER(c_float)),
         ("coding", c_uint32),
     ]
 

@@ -10,6 +10,7 @@ from . import _header
 from ._abi import lib
 from ._allocate import shape
 from ._arguments import Array, BlockList, Call, Int4KV, arguments, documented, whole
+from ._enums import Coding
 from ._errors import invoke
 from ._session import Session, at_once
 
@@ -20,7 +21,6 @@ _DTYPES = {
     "float8_e4m3fn": (10, 8),
     "float8_e5m2": (12, 8),
 }
-_CODINGS = {"exact": _header.VWD_KV_CACHE_EXACT, "int4": _header.VWD_KV_CACHE_INT4}
 _MOST = (1 << 32) - 1
 
 
@@ -106,18 +106,15 @@ def _options(
     token_scales: bool = False,
     hold: int = 0,
     layer_slots: Sequence[int] | None = None,
-    coding: str = "exact",
+    coding: Coding | str = "exact",
     weights: Sequence[float] | None = None,
 ) -> Any:
     if dtype not in _DTYPES:
         raise ValueError(f"kv_cache_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
-    if coding not in _CODINGS:
-        raise ValueError(f"kv_cache_create: coding: {coding!r}; expected one of {', '.join(_CODINGS)}")
     code, bits = _DTYPES[dtype]
     fields = dict(layers=layers, kv_heads=kv_heads, block_size=block_size, key_dim=key_dim, value_dim=value_dim)
     fields.update(dtype_code=code, dtype_bits=bits, token_scales=int(token_scales), max_sequences=max_sequences)
-    fields.update(max_blocks=max_blocks, host_blocks=host_blocks, slots=slots, hold=hold)
-    fields.update(coding=_CODINGS[coding])
+    fields.update(max_blocks=max_blocks, host_blocks=host_blocks, slots=slots, hold=hold, coding=coding)
     options = arguments(_header.vwd_kv_cache_options, [], inputs=fields, outputs={})
     if layer_slots is not None:
         if len(layer_slots) != layers:

@@ -316,7 +316,7 @@ fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_
         return Err(Error::argument(
             "cache",
             "blocks in INT4",
-            "a cache of VWD_KV_CACHE_EXACT: a decoder attends no codes",
+            "a cache of VWD_CODING_EXACT: a decoder attends no codes",
         ));
     }
     if dtype != cache.dtype {
