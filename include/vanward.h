@@ -2098,21 +2098,21 @@ typedef struct {
    */
   const uint32_t *layer_slots;
   /**
-   * With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
-   * that is not a finite number above 0 counts as 1. Read during the call.
-   */
-  const float *weights;
-  /**
    * VWD_CODING_EXACT or VWD_CODING_INT4. INT4: block_size a multiple of 16 up to 128, key_dim and value_dim multiples of 16 in
    * 64 … 256, keys and values of 16 or 32 bits.
    */
   uint32_t coding;
+  /**
+   * With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
+   * that is not a finite number above 0 counts as 1. Read during the call.
+   */
+  const float *weights;
 } vwd_kv_cache_options;
 #define VWD_KV_CACHE_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_kv_cache_options), /* flags */ 0, /* layers */ 0, /* kv_heads */ 0, \
    /* block_size */ 0, /* key_dim */ 0, /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, \
    /* token_scales */ 0, /* max_sequences */ 0, /* max_blocks */ 0, /* host_blocks */ 0, /* slots */ 0, /* hold */ 0, \
-   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL, /* weights */ NULL, /* coding */ 0}
+   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL, /* coding */ 0, /* weights */ NULL}
 
 /** The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created. */
 typedef struct {

@@ -50,18 +50,18 @@ pub struct vwd_kv_cache_options {
     /// The slots of each layer, `layers` numbers of at least 1 in host memory; may be NULL: every layer has `slots`. Read during the
     /// call. `vwd_kv_cache_share_slots` shares a number of slots out.
     pub layer_slots: *const u32,
-    /// With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
-    /// that is not a finite number above 0 counts as 1. Read during the call.
-    pub weights: *const f32,
     /// VWD_CODING_EXACT or VWD_CODING_INT4. INT4: block_size a multiple of 16 up to 128, key_dim and value_dim multiples of 16 in
     /// 64 … 256, keys and values of 16 or 32 bits.
     pub coding: u32,
+    /// With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
+    /// that is not a finite number above 0 counts as 1. Read during the call.
+    pub weights: *const f32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_options {
     const KNOWN_SIZES: &'static [usize] =
-        &[offset_of!(vwd_kv_cache_options, layer_slots), offset_of!(vwd_kv_cache_options, weights), size_of::<Self>()];
+        &[offset_of!(vwd_kv_cache_options, layer_slots), offset_of!(vwd_kv_cache_options, coding), size_of::<Self>()];
 }
 
 /// The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created.

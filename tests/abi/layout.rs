@@ -426,8 +426,8 @@ structs! {
         progress,
         progress_context,
         layer_slots,
-        weights,
         coding,
+        weights,
     }
     vwd_kv_cache_sizes {
         struct_size,

@@ -614,8 +614,8 @@ class vwd_kv_cache_options(Structure):
         ("progress", c_void_p),
         ("progress_context", c_void_p),
         ("layer_slots", POINTER(c_uint32)),
-        ("weights", POINTER(c_float)),
         ("coding", c_uint32),
+        ("weights", POINTER(c_float)),
     ]
 
 
