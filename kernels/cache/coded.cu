@@ -105,9 +105,11 @@ KERNEL cache_code(const __grid_constant__ CodeParams p) {
         copy_units<THREADS>(codes, p.cache.stored(p.layer, full.block, g), p.cache.run, threadIdx.x);
         __syncthreads();
     }
+    __syncthreads();  // all threads have read how many pages there are
     if (threadIdx.x) return;
     __threadfence();
     if (atomicAdd(&clock.written, 1u) + 1 < gridDim.x) return;
+    __threadfence();  // after what the other CTAs did
     clock.full = clock.written = 0;
 }
 
