@@ -10,7 +10,7 @@ are its speed over `dense` where a draft token is accepted with probability 0.95
 
 import torch
 
-from layer import BLOCK, DIM, HEADS, INIT, KV_HEADS, LOCAL, PAGE, Sequences, Stack, Weights, random
+from layer import BLOCK, DIM, HEADS, INIT, LOCAL, PAGE, Sequences, Stack, Weights, random
 from timing import run, vanward
 from vanward import DecoderMode, DecoderPolicy, Predict, SelectMethod, Strategy
 
@@ -72,7 +72,7 @@ class Steps(Stack):
 def decoder_of(session, sequences, k, positions=1, method=SelectMethod.AXIS, **policy):
     return vanward.Decoder(
         session, dtype="bfloat16", layers=sequences.layers, max_rows=sequences.batch, max_positions=positions, query_heads=HEADS,
-        kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, page_size=PAGE, pages=len(sequences.keys[0]), block_size=BLOCK,
+        kv_heads=sequences.kv_heads, key_dim=DIM, value_dim=DIM, page_size=PAGE, pages=len(sequences.keys[0]), block_size=BLOCK,
         policy=DecoderPolicy(method=method, k=k, init_blocks=INIT, local_blocks=LOCAL, **policy))
 
 
