@@ -186,6 +186,7 @@ def plot_throughput(name, path):
     panels[0][0].set(ylabel="tokens a second")
     panels[1][0].set(ylabel="µs a layer")
     for row in panels:
+        row[0].set_ylim(0, 1.45 * row[0].get_ylim()[1])  # room for the legend
         row[0].legend(fontsize="x-small", loc="upper left")
     figure.suptitle(f"Layers of an 8B shape on one {rows[0]['device']}, at a fixed amount of GPU memory for keys and values", fontsize="medium")
     save(figure, name)
