@@ -41,13 +41,13 @@ def random(*shape, scale=1.0):
 class Sequences:
     """Keys, values and summaries of `layers` layers for `batch` sequences of `context` tokens."""
 
-    def __init__(self, session, batch, context, layers=4):
-        self.session, self.batch, self.context = session, batch, context
+    def __init__(self, session, batch, context, layers=4, kv_heads=KV_HEADS):
+        self.session, self.batch, self.context, self.kv_heads = session, batch, context, kv_heads
         self.blocks = context // PAGE
-        size = 2 * batch * context * KV_HEADS * DIM * 2
+        size = 2 * batch * context * kv_heads * DIM * 2
         self.layers = max(2, min(layers, int(MEMORY * torch.cuda.mem_get_info()[0] / size)))
         pages = batch * self.blocks
-        self.keys, self.values = ([random(pages, PAGE, KV_HEADS, DIM) for _ in range(self.layers)] for _ in range(2))
+        self.keys, self.values = ([random(pages, PAGE, kv_heads, DIM) for _ in range(self.layers)] for _ in range(2))
         self.table = torch.randperm(pages, device="cuda").int().view(batch, self.blocks)
         self.lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
         self.summarise()
@@ -69,8 +69,8 @@ class Sequences:
 
 
 class Weights:
-    def __init__(self):
-        self.qkv = random((HEADS + 2 * KV_HEADS) * DIM, HIDDEN, scale=HIDDEN**-0.5)
+    def __init__(self, kv_heads=KV_HEADS):
+        self.qkv = random((HEADS + 2 * kv_heads) * DIM, HIDDEN, scale=HIDDEN**-0.5)
         self.out = random(HIDDEN, HEADS * DIM, scale=(HEADS * DIM) ** -0.5)
         self.up = random(2 * MLP, HIDDEN, scale=HIDDEN**-0.5)
         self.down = random(HIDDEN, MLP, scale=MLP**-0.5)
@@ -82,7 +82,7 @@ class Stack:
 
     def __init__(self, sequences, weights, positions=1):
         self.sequences, self.weights, self.positions = sequences, weights, positions
-        batch, self.rows = sequences.batch, sequences.batch * positions
+        batch, self.rows, self.kv_heads = sequences.batch, sequences.batch * positions, sequences.kv_heads
         at = sequences.context - positions + torch.arange(positions, device="cuda").repeat(batch)
         angles = at[:, None, None] * 500000.0 ** (-torch.arange(0, DIM, 2, device="cuda") / DIM)
         self.cosine = torch.cat([angles.cos()] * 2, -1).bfloat16()
@@ -92,7 +92,7 @@ class Stack:
         self.begin = sequences.lens - positions
         self.first = random(self.rows, HIDDEN)
         self.q, self.out = (random(batch, positions, HEADS, DIM) for _ in range(2))
-        self.k = random(self.rows, KV_HEADS, DIM)
+        self.k = random(self.rows, self.kv_heads, DIM)
         self.side = torch.cuda.Stream()
         self.calls = {}
 
@@ -101,11 +101,11 @@ class Stack:
         weights = self.weights[i]
         x = self.first if i == 0 else self.x
         qkv = F.linear(F.rms_norm(x, (HIDDEN,), weights.norms[0]), weights.qkv).view(self.rows, -1, DIM)
-        turning = qkv[:, : HEADS + KV_HEADS]
+        turning = qkv[:, : HEADS + self.kv_heads]
         rolled, straight = turning.roll(DIM // 2, -1), turning * self.cosine
         torch.addcmul(straight[:, :HEADS], rolled[:, :HEADS], self.sine, out=self.q.view(self.rows, HEADS, DIM))
         torch.addcmul(straight[:, HEADS:], rolled[:, HEADS:], self.sine, out=self.k)
-        self.append(i, qkv[:, HEADS + KV_HEADS :])
+        self.append(i, qkv[:, HEADS + self.kv_heads :])
         finish = attend(i)
         x = torch.addmm(x, self.out.view(self.rows, -1), weights.out.T)
         up = F.linear(F.rms_norm(x, (HIDDEN,), weights.norms[1]), weights.up)
@@ -114,7 +114,7 @@ class Stack:
             finish()
 
     def append(self, i, v):
-        flat = (-1, KV_HEADS, DIM)
+        flat = (-1, self.kv_heads, DIM)
         self.sequences.keys[i].view(flat).index_copy_(0, self.slots, self.k)
         self.sequences.values[i].view(flat).index_copy_(0, self.slots, v)
 
@@ -142,14 +142,14 @@ class Stack:
             self.scratch = torch.zeros(256 << 20, dtype=torch.uint8, device="cuda")
             self.counters = torch.zeros(1 << 20, dtype=torch.int32, device="cuda").view(torch.uint32)
             self.peer_lens = s.lens[:, None].contiguous().view(torch.uint32)
-        xqa(self.q, s.keys[i], s.values[i], s.table, self.peer_lens, self.out, self.scratch, self.counters, KV_HEADS, PAGE)
+        xqa(self.q, s.keys[i], s.values[i], s.table, self.peer_lens, self.out, self.scratch, self.counters, self.kv_heads, PAGE)
 
     def update(self, method, i):
         self.run(f"update {method}", i, lambda: self.sequences.update(method, i, self.begin))
 
     def room(self, k):
-        ids = torch.empty(self.sequences.batch, KV_HEADS, k, dtype=torch.int32, device="cuda")
-        return vanward.BlockList(ids, torch.empty(self.sequences.batch, KV_HEADS, dtype=torch.int32, device="cuda"))
+        ids = torch.empty(self.sequences.batch, self.kv_heads, k, dtype=torch.int32, device="cuda")
+        return vanward.BlockList(ids, torch.empty(self.sequences.batch, self.kv_heads, dtype=torch.int32, device="cuda"))
 
     def select(self, method, k, i):
         self.selected = self.__dict__.setdefault(f"selected_{k}", self.room(k))

@@ -4,6 +4,7 @@
     benches/gpu/page.py NAME SCRIPT ROWS.jsonl      writes benches/results/NAME.md from what benches/gpu/SCRIPT.py --out gave
     benches/gpu/page.py --plot NAME SELECTION.jsonl ATTENTION.jsonl     writes benches/results/NAME.svg; needs matplotlib
     benches/gpu/page.py --layer NAME LAYER.jsonl                        likewise, of layer.py's rows
+    benches/gpu/page.py --throughput NAME THROUGHPUT.jsonl              likewise, of throughput.py's rows
 """
 
 import ast
@@ -142,10 +143,61 @@ def plot_layer(name, path):
     save(figure, name)
 
 
+def plot_throughput(name, path):
+    """Tokens a second against the batch, and what a layer's time at the largest batch is made of, for each shape and amount of memory."""
+    pyplot = canvas()
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    rows = rows_of(path)
+    copied = next(row["gb"] for row in rows if row["what"] == "bus")
+    key = lambda row: (row["context"], row["kv_heads"], row["gib"])  # noqa: E731
+    cases = list(dict.fromkeys(key(row) for row in rows if "gib" in row))
+    colours = {"serial": "C0", "async_tls": "C2", "sparda": "C4", "vanward": "C1"}
+    figure, panels = pyplot.subplots(2, len(cases), figsize=(3.6 * len(cases), 7), squeeze=False)
+    for (above, below), case in zip(panels.T, cases):
+        of = lambda what: [row for row in rows if row["what"] == what and key(row) == case]  # noqa: B023, E731
+        resident, shared, tiered = of("resident"), of("shared"), of("tiered")
+        for what, colour in (("dense", "C7"), ("sparse", "black")):
+            above.plot([row["batch"] for row in resident], [row[f"tokens_{what}"] for row in resident], marker="o", markersize=4, color=colour,
+                       label=f"resident, {what}")
+        for strategy, colour in colours.items():
+            found = [row for row in tiered if row["strategy"] == strategy]
+            above.plot([row["batch"] for row in found], [row["tokens"] for row in found], marker="o", markersize=4, color=colour,
+                       label=strategy.upper())
+        above.set_xscale("log", base=2)
+        above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        above.xaxis.set_minor_locator(NullLocator())
+        above.set(title=f"{case[0] // 1024}K tokens, 32/{case[1]} heads, {case[2]:.0f} GiB", xlabel="sequences", ylim=(0, None))
+        above.grid(alpha=0.3)
+        whole = {row["batch"]: row for row in resident + shared}
+        for n, strategy in enumerate(colours):
+            row = max((row for row in tiered if row["strategy"] == strategy), key=lambda row: row["batch"])
+            floor, sparse = whole[row["batch"]]["floor"], whole[row["batch"]]["sparse"]
+            bottom = 0.0
+            for top, colour, label in ((floor, "C7", "without attention"), (sparse, "C0", "selection, attention"), (row["layer"], "C3", "offload adds")):
+                below.bar(n, max(0.0, top - bottom), 0.7, bottom, color=colour, label=None if n else label)
+                bottom = max(bottom, top)
+            below.hlines(row["mib"] * 2**20 / copied / 1e3, n - 0.42, n + 0.42, color="black", label=None if n else "the misses at a copy's rate")
+        names = [f"{s.upper()}\n{max(row['batch'] for row in tiered if row['strategy'] == s)}" for s in colours]
+        below.set_xticks(range(len(colours)), names, fontsize="x-small")
+        below.set(xlabel="strategy, sequences")
+        below.grid(axis="y", alpha=0.3)
+        below.set_axisbelow(True)
+    panels[0][0].set(ylabel="tokens a second")
+    panels[1][0].set(ylabel="µs a layer")
+    for row in panels:
+        row[0].set_ylim(0, 1.45 * row[0].get_ylim()[1])  # room for the legend
+        row[0].legend(fontsize="x-small", loc="upper left")
+    figure.suptitle(f"Layers of an 8B shape on one {rows[0]['device']}, at a fixed amount of GPU memory for keys and values", fontsize="medium")
+    save(figure, name)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--plot":
         plot(*sys.argv[2:])
     elif sys.argv[1] == "--layer":
         plot_layer(*sys.argv[2:])
+    elif sys.argv[1] == "--throughput":
+        plot_throughput(*sys.argv[2:])
     else:
         page(*sys.argv[1:])

@@ -69,7 +69,7 @@ class Selections:
     """The blocks that the library selects of one layer and sequence."""
 
     def __init__(self, session, sequences):
-        self.session, self.lens = session, sequences.lens[:1]
+        self.session, self.kv_heads, self.lens = session, sequences.kv_heads, sequences.lens[:1]
         table = sequences.table[:1]
         self.index = vanward.Index.axis(sequences.keys[0], batch=1, tokens=sequences.context, block_size=BLOCK)
         session.index_update(index=self.index, k=sequences.keys[0], seq_lens=self.lens, page_table=table,
@@ -79,19 +79,18 @@ class Selections:
         """Sets of block numbers, for each of `queries` [STEPS, HEADS, DIM] and KV head."""
         lists = []
         for q in queries.bfloat16():
-            ids = torch.empty(1, KV_HEADS, k, dtype=torch.int32, device="cuda")
-            counts = torch.empty(1, KV_HEADS, dtype=torch.int32, device="cuda")
+            ids = torch.empty(1, self.kv_heads, k, dtype=torch.int32, device="cuda")
+            counts = torch.empty(1, self.kv_heads, dtype=torch.int32, device="cuda")
             self.session.select_blocks(method=SelectMethod.AXIS, block_size=BLOCK, k=k, init_blocks=INIT, local_blocks=local, index=self.index,
                                        q=q[None], seq_lens=self.lens, selected=vanward.BlockList(ids, counts), stream=stream())
             lists.append(ids)
         return torch.cat(lists).tolist()
 
 
-def misses(lists, ahead=None):
-    """Shares of the selected blocks that have no slot when they are attended, and that travel, with SHARE of the blocks in slots."""
-    slots = int(SHARE * CONTEXT // BLOCK)
+def misses(lists, slots, ahead=None):
+    """Shares of the selected blocks that have no slot when they are attended, and that travel, with so many `slots` for each KV head."""
     exposed = moved = total = 0
-    for head in range(KV_HEADS):
+    for head in range(len(lists[0])):
         cached = OrderedDict()
 
         def name(blocks):
@@ -121,22 +120,22 @@ def bisect(low, high, wanted, share):
     return (low + high) / 2
 
 
-def fit(session, sequences, rows):
-    """The drift and the angle of foreseen queries."""
-    selections, k = Selections(session, sequences), BUDGET // BLOCK
+def fit(session, sequences, rows, k, slots, missed, exposed, **about):
+    """The drift, and the angle of foreseen queries, with which lists of k blocks and so many `slots` of a KV head come near both shares."""
+    selections = Selections(session, sequences)
     noise, other = (torch.randn(STEPS, HEADS, DIM, device="cuda") for _ in range(2))
-    shares = lambda x: misses(selections.of(drift(noise, 1 - x), k, LOCAL))  # noqa: E731
-    change = bisect(0.0, 0.5, MISSED, lambda x: shares(x)[0])
+    shares = lambda x: misses(selections.of(drift(noise, 1 - x), k, LOCAL), slots)  # noqa: E731
+    change = bisect(0.0, 0.5, missed, lambda x: shares(x)[0])
     queries, error = drift(noise, 1 - change), drift(other, 1 - change)
     lists = selections.of(queries, k, LOCAL)
 
     def with_prefetch(angle):
         ahead = selections.of(foreseen(queries, error, angle), math.ceil(RATIO * k), LOCAL)
-        return misses(lists, ahead)
+        return misses(lists, slots, ahead)
 
-    angle = bisect(0.0, 1.5, EXPOSED, lambda x: with_prefetch(x)[0])
+    angle = bisect(0.0, 1.5, exposed, lambda x: with_prefetch(x)[0])
     exposed, moved = with_prefetch(angle)
-    rows.put("model", rho=1 - change, cosine=math.cos(angle), missed=misses(lists)[0], exposed=exposed, moved=moved)
+    rows.put("model", **about, rho=1 - change, cosine=math.cos(angle), missed=misses(lists, slots)[0], exposed=exposed, moved=moved)
     return 1 - change, angle
 
 
@@ -157,13 +156,13 @@ class Queries:
 class Drifting(Steps):
     """Steps, one after the other, on the engine's pages or on a cache."""
 
-    def __init__(self, decoder, sequences, weights, queries, length, cache=None, numbers=None):
-        super().__init__(decoder, sequences, weights, length=length)
+    def __init__(self, decoder, sequences, weights, queries, length, cache=None, numbers=None, mode=DecoderMode.SPARSE):
+        super().__init__(decoder, sequences, weights, length=length, mode=mode)
         self.queries, self.cache, self.numbers = queries, cache, numbers
 
     def enter(self, begin):
         on = dict(sequences=self.numbers) if self.cache else dict(page_table=self.sequences.table)
-        self.decoder.begin(seq_lens=self.lens, begin=begin, shortest=self.sequences.context - BLOCK, stream=stream(), **on)
+        self.decoder.begin(mode=self.mode, seq_lens=self.lens, begin=begin, shortest=self.sequences.context - BLOCK, stream=stream(), **on)
 
     def one(self, n, begin=None):
         """Layer n % layers of step n // layers."""
@@ -177,13 +176,13 @@ class Drifting(Steps):
     def foresee(self, i):
         if self.cache and i < self.sequences.layers:
             t = self.t
-            self.run("foresee", (t, i), lambda: self.decoder.prepare_foresee(layer=i, q=self.queries.ahead[t, i]))
+            self.run("foresee", (t, i), lambda: self.decoder.prepare_foresee(layer=i, q=self.queries.ahead[t, i, : self.rows]))
 
     def attend(self, i):
         s, t, row = self.sequences, self.t, lambda x: x.view(-1, *x.shape[-2:])
         pages = {} if self.cache else dict(k=s.keys[i], v=s.values[i])
         self.run("attend", (t, i), lambda: self.decoder.prepare_attend(
-            layer=i, new_k=self.k, new_v=self.v, q=self.queries.true[t, i], out=row(self.out), **pages))
+            layer=i, new_k=self.k, new_v=self.v, q=self.queries.true[t, i, : self.rows], out=row(self.out), **pages))
 
     def wait(self):
         """A graph does not know of copies that were begun outside of it."""
@@ -201,9 +200,18 @@ class Drifting(Steps):
             self.step(t)
         torch.cuda.synchronize()
 
-    def time(self, timer):
+    def time(self, timer, replays=REPLAYS):
         calls = STEPS * self.sequences.layers
-        return timer.graph(self.one, calls, replays=REPLAYS, before=self.wait, calls=calls)
+        return timer.graph(self.one, calls, replays=replays, before=self.wait, calls=calls)
+
+    def count(self, timer, replays=REPLAYS):
+        """The time of a layer, the MiB that it copies in a step, and the share of the named blocks that had no slot."""
+        before = self.cache.info()
+        took = self.time(timer, replays)
+        after = self.cache.info()
+        calls = replays * STEPS * self.sequences.layers + 3  # the timer's warm-up
+        missed, hit = after.misses - before.misses, after.hits - before.hits
+        return took, (after.bytes_fetched - before.bytes_fetched) / calls / (1 << 20), missed / (missed + hit)
 
 
 def write(cache, decoder, sequences, length):
@@ -213,7 +221,7 @@ def write(cache, decoder, sequences, length):
         cache.extend(n, sequences.context, stream=stream())
     numbers = torch.tensor(added, dtype=torch.int32, device="cuda")
     decoder.reset(stream=stream())
-    rows = [torch.empty(sequences.batch, BLOCK, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    rows = [torch.empty(sequences.batch, BLOCK, sequences.kv_heads, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     calls = [decoder.prepare_attend(layer=i, new_k=rows[0], new_v=rows[1]) for i in range(sequences.layers)]
     lens, counts = (torch.empty(sequences.batch, dtype=torch.int32, device="cuda") for _ in range(2))
     for block in range(math.ceil(length / BLOCK)):
@@ -229,11 +237,11 @@ def write(cache, decoder, sequences, length):
     return numbers
 
 
-def tiered_decoder(session, cache, sequences, **policy):
+def tiered_decoder(session, cache, sequences, k, **policy):
     return vanward.Decoder(
         session, cache=cache, dtype="bfloat16", layers=sequences.layers, max_rows=sequences.batch, max_positions=BLOCK, query_heads=HEADS,
-        kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, block_size=BLOCK,
-        policy=DecoderPolicy(method=SelectMethod.AXIS, k=BUDGET // BLOCK, init_blocks=INIT, local_blocks=LOCAL, **policy))
+        kv_heads=sequences.kv_heads, key_dim=DIM, value_dim=DIM, block_size=BLOCK,
+        policy=DecoderPolicy(method=SelectMethod.AXIS, k=k, init_blocks=INIT, local_blocks=LOCAL, **policy))
 
 
 def check(name, steps, resident):
@@ -249,11 +257,16 @@ def check(name, steps, resident):
         assert error < 3e-2, f"{name}: error {error:.1e}"
 
 
+def bus(timer):
+    """10^9 bytes a second of a plain copy from pinned memory."""
+    pinned, there = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True), torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    return len(pinned) / timer.queued(lambda _: there.copy_(pinned, non_blocking=True), 1, repeats=5) / 1e3
+
+
 def dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length):
     batch = sequences.batch
     size = 2 * batch * (length // BLOCK - 1) * BLOCK * KV_HEADS * DIM * 2
-    pinned, there = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True), torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    copy = timer.queued(lambda _: there.copy_(pinned, non_blocking=True), 1, repeats=5) * size / len(pinned)
+    copy = size / bus(timer) / 1e3
     lens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
     for positions in (1, 9):
         q, k, v = (random(batch, positions, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
@@ -275,10 +288,11 @@ def dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length):
 
 def measure(session, timer, rows, quick):
     weights = [Weights() for _ in range(LAYERS)]
+    trace = dict(k=BUDGET // BLOCK, slots=int(SHARE * CONTEXT // BLOCK), missed=MISSED, exposed=EXPOSED)
     fitted, length = None, CONTEXT - BLOCK // 2
     for batch in (1,) if quick else (1, 2, 4):
         sequences = Pages(session, batch, CONTEXT, LAYERS)
-        fitted = fitted or fit(session, sequences, rows)
+        fitted = fitted or fit(session, sequences, rows, **trace)
         queries = Queries(batch, sequences.layers, *fitted)
         slots = int(SHARE * batch * KV_HEADS * sequences.blocks)
         row = dict(batch=batch, context=CONTEXT, budget=BUDGET, layers=sequences.layers, share=SHARE)
@@ -291,24 +305,18 @@ def measure(session, timer, rows, quick):
             resident.run_all()
             row["resident"] = resident.time(timer)
             for name, policy in STRATEGIES.items():
-                with tiered_decoder(session, cache, sequences, **policy) as decoder:
+                with tiered_decoder(session, cache, sequences, BUDGET // BLOCK, **policy) as decoder:
                     numbers = write(cache, decoder, sequences, length)
                     steps = Drifting(decoder, sequences, weights, queries, length, cache, numbers)
                     steps.run_all()
                     if name not in OWN_LISTS:
                         check(name, steps, resident)
-                    before = cache.info()
-                    row[name] = steps.time(timer)
-                    after = cache.info()
+                    row[name], mib, missed = steps.count(timer)
                     del steps
                     if name == "serial":
                         dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length)
-                # The timer's warm-up is three calls.
-                calls = REPLAYS * STEPS * sequences.layers + 3
-                missed, hit = after.misses - before.misses, after.hits - before.hits
-                mib = (after.bytes_fetched - before.bytes_fetched) / calls / (1 << 20)
                 rows.put("strategy", batch=batch, strategy=name, layer=row[name], over_resident=row[name] / row["resident"],
-                         serial_over_it=row["serial"] / row[name], mib=mib, missed=missed / (missed + hit))
+                         serial_over_it=row["serial"] / row[name], mib=mib, missed=missed)
                 for n in numbers.tolist():
                     cache.free(n, stream=stream())
                 torch.cuda.synchronize()
