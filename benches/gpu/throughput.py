@@ -132,7 +132,8 @@ class Case:
         sequences = Copies(self.pages, batch)
         with decoder_of(self.session, sequences, self.plan.k) as decoder:
             steps = self.steps(decoder, sequences)
-            steps.step(begin=torch.zeros_like(steps.lens))
+            # One row summarises each page: the first that has it.
+            steps.step(begin=torch.where(torch.arange(batch, device="cuda") < self.pages.batch, 0, steps.lens - 1).int())
             steps.run_all()
             row = dict(floor=self.timer.graph(lambda i: steps.layer(i, steps.nothing), LAYERS, replays=REPLAYS), sparse=steps.time(self.timer, REPLAYS))
             if fits:
