@@ -109,7 +109,8 @@ typedef struct {
  *                                          in which each entry lies, in place of the page table. k and v are then a pool
  *                                          [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
  *                                          P, and an entry's tokens start at row id·S mod P. An entry whose slot is −1 or
- *                                          any other number outside the pool adds nothing.
+ *                                          any other number outside the pool adds nothing. With `vwd_int4_kv` slots go on with its
+ *                                          pages after those of the pool.
  */
 typedef struct {
   vwd_tensor ids;
@@ -1454,7 +1455,10 @@ vwd_status vwd_topk(const vwd_session *session,
  * Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
  * KV head, and the mean key of each block.
  *
- * Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+ * Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. Where a list has slots, these
+ * say which blocks are coded: slots from the number of pages of k in `vwd_paged_kv` on name the pages here, counted from there. A page here
+ * is then one block of one KV head (P = S, Hk = 1), means are [pages, 1, 1, D], and exact_tokens, page_table, coded_lens and mean_table are 0
+ * or absent; `vwd_kv_cache_view` gives such pages. With c the code of a
  * channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
  * channels, repeated along the diagonal:
  *   key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
@@ -1474,7 +1478,7 @@ vwd_status vwd_topk(const vwd_session *session,
  * means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
  *                                       j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
  * mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
- * weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+ * weights       [Hk, D]                 float32, Hk as lists have it, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
  *                                       counts as 1.
  */
 typedef struct {
@@ -2047,6 +2051,15 @@ vwd_status vwd_gather_blocks(const vwd_session *session,
 /** Reports how much of an allocation is done: `done` of `total` bytes; the last call has done = total. Does not unwind. */
 typedef void (*vwd_progress)(void *progress_context, uint64_t done, uint64_t total);
 
+/** `coding` of `vwd_kv_cache_options`: blocks lie as they were appended. */
+#define VWD_CODING_EXACT 0
+
+/**
+ * `coding` of `vwd_kv_cache_options`: blocks are coded in INT4 once they are whole, as `vwd_kv_quantize` codes them, and lie so on the host
+ * and in slots. The first block of a sequence and those in its tail lie as they were appended.
+ */
+#define VWD_CODING_INT4 1
+
 /** Options of `vwd_kv_cache_create`. A size without a default must be at least 1. */
 typedef struct {
   uint32_t struct_size;
@@ -2084,18 +2097,31 @@ typedef struct {
    * call. `vwd_kv_cache_share_slots` shares a number of slots out.
    */
   const uint32_t *layer_slots;
+  /**
+   * VWD_CODING_EXACT or VWD_CODING_INT4. INT4: block_size a multiple of 16 up to 128, key_dim and value_dim multiples of 16 in
+   * 64 … 256, keys and values of 16 or 32 bits.
+   */
+  uint32_t coding;
+  /**
+   * With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
+   * that is not a finite number above 0 counts as 1. Read during the call.
+   */
+  const float *weights;
 } vwd_kv_cache_options;
 #define VWD_KV_CACHE_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_kv_cache_options), /* flags */ 0, /* layers */ 0, /* kv_heads */ 0, \
    /* block_size */ 0, /* key_dim */ 0, /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, \
    /* token_scales */ 0, /* max_sequences */ 0, /* max_blocks */ 0, /* host_blocks */ 0, /* slots */ 0, /* hold */ 0, \
-   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL}
+   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL, /* coding */ 0, /* weights */ NULL}
 
 /** The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created. */
 typedef struct {
   uint32_t struct_size;
   uint32_t flags;
-  /** Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. */
+  /**
+   * Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. With VWD_CODING_INT4
+   * their codes, and the mean key.
+   */
   uint64_t run_bytes;
   /** Bytes of pinned host memory, from the session. */
   uint64_t host_bytes;
@@ -2113,13 +2139,17 @@ typedef struct {
 /**
  * Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
  *
- * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+ * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
+ *                        the tails alone, n slots; slots from n on name the pages of the codes.
  * k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
  * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
- *                        for vwd_index_update.
+ *                        for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
  * tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
  * tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
- *                        a sequence is in while it is one of the two newest.
+ *                        a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+ * int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
+ *                        slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
+ *                        if the options had none.
  */
 typedef struct {
   uint32_t struct_size;
@@ -2133,12 +2163,20 @@ typedef struct {
   vwd_tensor tail_k_scale;
   vwd_tensor tail_v_scale;
   vwd_tensor tail_table;
+  vwd_tensor int4_k;
+  vwd_tensor int4_v;
+  vwd_tensor int4_k_scale;
+  vwd_tensor int4_v_scale;
+  vwd_tensor int4_means;
+  vwd_tensor weights;
 } vwd_kv_cache_layer;
 #define VWD_KV_CACHE_LAYER_INIT \
   {/* struct_size */ sizeof(vwd_kv_cache_layer), /* flags */ 0, /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, \
    /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, /* tail_k */ VWD_TENSOR_INIT, \
    /* tail_v */ VWD_TENSOR_INIT, /* tail_k_scale */ VWD_TENSOR_INIT, /* tail_v_scale */ VWD_TENSOR_INIT, \
-   /* tail_table */ VWD_TENSOR_INIT}
+   /* tail_table */ VWD_TENSOR_INIT, /* int4_k */ VWD_TENSOR_INIT, /* int4_v */ VWD_TENSOR_INIT, \
+   /* int4_k_scale */ VWD_TENSOR_INIT, /* int4_v_scale */ VWD_TENSOR_INIT, /* int4_means */ VWD_TENSOR_INIT, \
+   /* weights */ VWD_TENSOR_INIT}
 
 /**
  * Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
@@ -2229,6 +2267,9 @@ typedef struct {
  * The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
  * that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
  * and fetch bring it back when a list names it. Forks share whole blocks, which never change.
+ *
+ * With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
+ * a sequence is not coded: it has a slot of its own for each KV head, where it is always resident, and each fork has a copy.
  */
 typedef struct vwd_kv_cache vwd_kv_cache;
 
@@ -2317,7 +2358,8 @@ vwd_status vwd_kv_cache_extend(const vwd_kv_cache *cache,
 
 /**
  * Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
- * are copied.
+ * are copied. With VWD_CODING_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
+ * that is coded become what their codes stand for.
  *
  * sequence  The parent, which stays as it is.
  * tokens    At most as many as were appended in every layer; the keys and values of further tokens would be undefined.
@@ -2336,7 +2378,8 @@ vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
 
 /**
  * Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
- * append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
+ * append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_CODING_INT4 a cut in a block
+ * that is coded leaves tokens that are what their codes stand for.
  *
  * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
  * room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -3499,7 +3542,7 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  * frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
  * positions.
  *
- * cache  Of the session. Kept alive by the decoder; may be released first.
+ * cache  Of the session, with VWD_CODING_EXACT. Kept alive by the decoder; may be released first.
  * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
  * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
  * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is

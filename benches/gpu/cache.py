@@ -11,10 +11,11 @@ beside them lose their multiprocessors (of 132 that is 3 %), and what no longer 
 layer of a decoder costs that asks for the next one's blocks where it begins: resolve and fetch, products of matrices that take about
 100 µs, wait, attend; `slower` than without new blocks. `append`: an append of `tokens` tokens to each sequence; of one token that is written
 again, `again`; of a block of tokens that is written again, and of one that makes a block leave the tail in every step, `leaves`, which copies the page of the
-block that leaves to slots. Microseconds, medians.
+block that leaves to slots. Microseconds, medians. `coding`: of the cache's blocks; in int4 an append codes what becomes whole beside the stream.
 Attention over slots is compared with attention over the tokens before anything is timed.
 """
 
+import itertools
 import statistics
 
 import torch
@@ -23,6 +24,7 @@ from timing import run, vanward
 
 BLOCK = 64
 STEPS = 20
+CODINGS = ("exact", "int4")
 
 
 def stream():
@@ -32,11 +34,13 @@ def stream():
 class Case:
     """A cache of one layer with `batch` sequences of `blocks` blocks, and lists of `count` of them for each step."""
 
-    def __init__(self, session, batch, heads, dim, blocks, count, new, slots=2):
+    def __init__(self, session, batch, heads, dim, blocks, count, new, slots=2, coding="exact"):
+        self.coding = coding
         self.session, self.batch, self.heads, self.dim, self.blocks, self.count, self.slots = session, batch, heads, dim, blocks, count, slots
         entries = batch * heads * count
         self.cache = vanward.KvCache(session, layers=1, kv_heads=heads, block_size=BLOCK, key_dim=dim, value_dim=dim, dtype="bfloat16",
-                                     max_sequences=batch, max_blocks=blocks + 4, host_blocks=batch * (blocks + 4), slots=slots * entries)
+                                     max_sequences=batch, max_blocks=blocks + 4, host_blocks=batch * (blocks + 4), slots=slots * entries,
+                                     coding=coding)
         self.tokens = blocks * BLOCK + 5
         self.k = torch.randn(1, self.tokens, heads, dim, device="cuda", dtype=torch.bfloat16)
         for n in range(batch):
@@ -94,20 +98,34 @@ class Case:
         if key not in self.calls:
             view = self.cache.view(0)
             self.q = torch.ones(self.batch, 4 * self.heads, self.dim, device="cuda", dtype=torch.bfloat16)
-            self.lens = torch.full((self.batch,), self.tokens, dtype=torch.int32, device="cuda")
             self.out = torch.empty_like(self.q)
-            self.calls[key] = self.session.prepare_attention(kv=vanward.PagedKV(view.k, view.v, self.lens), q=self.q, out=self.out,
+            self.calls[key] = self.session.prepare_attention(kv=vanward.PagedKV(view.k, view.v, self.lens, int4=view.int4), q=self.q, out=self.out,
                                                              block_size=BLOCK, list=self.lists[i], stream=stream())
         self.calls[key]()
 
+    def coded(self):
+        """The same tokens in pages, coded as the cache codes them: all but the first block and the two newest."""
+        batch, tokens, heads, dim = self.batch, self.tokens, self.heads, self.dim
+        codes, scales = ([torch.zeros(batch, tokens, heads, *more, device="cuda", dtype=torch.uint8) for _ in range(2)] for more in ((dim // 2,), ()))
+        means = torch.zeros(batch, self.blocks + 1, heads, dim, device="cuda", dtype=torch.bfloat16)
+        lens = torch.zeros(batch, dtype=torch.int32, device="cuda")
+        k_scale, v_scale = map(vanward.float8_e4m3fn, scales)
+        int4 = vanward.Int4KV(BLOCK, *codes, k_scale, v_scale, lens, means, exact_tokens=BLOCK)
+        whole = self.k.expand(batch, -1, -1, -1).contiguous()
+        newest = torch.full_like(self.lens, (self.blocks - 1) * BLOCK)
+        self.session.kv_quantize(layers=[vanward.PagedKV(whole, whole, newest, int4=int4)], stream=stream())
+        return vanward.PagedKV(whole, whole, self.lens, int4=int4)
+
     def check(self):
         whole = self.k.expand(self.batch, -1, -1, -1)
+        self.lens = torch.full((self.batch,), self.tokens, dtype=torch.int32, device="cuda")
+        kv = vanward.PagedKV(whole, whole, self.lens) if self.coding == "exact" else self.coded()
         for i in range(STEPS):
             self.travel(i)
             self.attention(i)
             expected = torch.empty_like(self.out)
             listed = vanward.BlockList(self.lists[i].ids, self.counts)
-            self.session.attention(kv=vanward.PagedKV(whole, whole, self.lens), q=self.q, out=expected, block_size=BLOCK, list=listed,
+            self.session.attention(kv=kv, q=self.q, out=expected, block_size=BLOCK, list=listed,
                                    stream=stream())
             torch.cuda.synchronize()
             assert torch.equal(self.out, expected), f"step {i}"
@@ -136,20 +154,21 @@ def resolves(session, timer, rows):
 
 
 def travels(session, timer, rows):
-    for batch, heads, blocks, count, new in ((16, 2, 512, 64, 0.1), (1, 8, 2048, 128, 0.1), (1, 8, 2048, 128, 0.5)):
-        case = Case(session, batch, heads, 128, blocks, count, new)
+    grid = ((16, 2, 512, 64, 0.1), (1, 8, 2048, 128, 0.1), (1, 8, 2048, 128, 0.5))
+    for coding, (batch, heads, blocks, count, new) in itertools.product(CODINGS, grid):
+        case = Case(session, batch, heads, 128, blocks, count, new, coding=coding)
         case.check()
         missed, size = case.share_missed()
         time = case.time(timer, case.travel)
-        rows.put("travel", batch=batch, heads=heads, count=count, new=new, missed=missed, graph=time, gbs=size / time / 1e3)
+        rows.put("travel", coding=coding, batch=batch, heads=heads, count=count, new=new, missed=missed, graph=time, gbs=size / time / 1e3)
 
 
 def appends(session, timer, rows):
     heads, dim, whole = 8, 128, 4
-    for batch in (1, 8, 32):
+    for coding, batch in itertools.product(CODINGS, (1, 8, 32)):
         blocks = whole + STEPS
         with vanward.KvCache(session, layers=1, kv_heads=heads, block_size=BLOCK, key_dim=dim, value_dim=dim, dtype="bfloat16",
-                             max_sequences=batch, max_blocks=blocks, host_blocks=batch * blocks, slots=batch * heads * 64) as cache:
+                             max_sequences=batch, max_blocks=blocks, host_blocks=batch * blocks, slots=batch * heads * 64, coding=coding) as cache:
             for n in range(batch):
                 assert cache.add(stream=stream()) == n
             numbers = torch.arange(batch, dtype=torch.int32, device="cuda")
@@ -175,7 +194,7 @@ def appends(session, timer, rows):
             ):
                 reset()  # for the calls that come before the timed ones
                 time = timer.graph(call, STEPS, before=reset)
-                rows.put("append", batch=batch, heads=heads, tokens=tokens, kind=kind, graph=time)
+                rows.put("append", coding=coding, batch=batch, heads=heads, tokens=tokens, kind=kind, graph=time)
             assert cache.info().dropped_tokens == 0
 
 
@@ -213,8 +232,8 @@ def layers(session, timer, rows):
     products = matrices()
     alone = timer.graph(products, STEPS)
     none = None
-    for new in (0.0, 0.05, 0.1, 0.2):
-        case = Case(session, 1, 8, 128, 2048, 128, new)
+    for coding, new in itertools.product(CODINGS, (0.0, 0.05, 0.1, 0.2)):
+        case = Case(session, 1, 8, 128, 2048, 128, new, coding=coding)
 
         def step(i):
             case.resolve(i)
@@ -226,8 +245,8 @@ def layers(session, timer, rows):
         case.check()
         missed, size = case.share_missed()
         time = case.time(timer, step)
-        none = none or time
-        rows.put("layer", new=new, missed=missed, mib=size / (1 << 20), products=alone, graph=time, slower=time / none)
+        none = time if new == 0.0 else none
+        rows.put("layer", coding=coding, new=new, missed=missed, mib=size / (1 << 20), products=alone, graph=time, slower=time / none)
 
 
 def measure(session, timer, rows, quick):

@@ -3,7 +3,8 @@
     python benches/gpu/decoder.py [--out FILE] [--quick]
 
 The layers are those of layer.py; the decoder appends, keeps the summaries and attends. `dense` and the strategies are steps of one position;
-`foreseen` and `prr_foreseen` are given queries a layer ahead, and `prr` predicts right, since every replay has the same queries. `round` is
+`foreseen` and `prr_foreseen` are given queries a layer ahead, and `prr` predicts right, since every replay has the same queries. `by_budget` are the
+same decoders with a budget that vwd_budget_profile measured for the point: they are SERIAL where the strategy does not pay. `round` is
 lossless decoding: `drafts` sparse steps (SERIAL, AXIS), one dense step of drafts + 1 positions, and vwd_decoder_accept. `gain_95` and `gain_99`
 are its speed over `dense` where a draft token is accepted with probability 0.95 and 0.988, assumptions. GPU time of one layer, microseconds, medians.
 """
@@ -69,11 +70,21 @@ class Steps(Stack):
         self.layer(i, self.attend)
 
 
-def decoder_of(session, sequences, k, positions=1, method=SelectMethod.AXIS, **policy):
+def decoder_of(session, sequences, k, positions=1, method=SelectMethod.AXIS, budget=None, **policy):
+    # A prediction has all blocks here: every replay has the same queries.
+    with_budget = dict(budget=budget, coverage=1.0) if budget else {}
     return vanward.Decoder(
-        session, dtype="bfloat16", layers=sequences.layers, max_rows=sequences.batch, max_positions=positions, query_heads=HEADS,
+        session, dtype="bfloat16", **with_budget, layers=sequences.layers, max_rows=sequences.batch, max_positions=positions, query_heads=HEADS,
         kv_heads=sequences.kv_heads, key_dim=DIM, value_dim=DIM, page_size=PAGE, pages=len(sequences.keys[0]), block_size=BLOCK,
         policy=DecoderPolicy(method=method, k=k, init_blocks=INIT, local_blocks=LOCAL, **policy))
+
+
+def budget_of(session, sequences, k, method):
+    """Times of the point's strategies, in a profile of its own."""
+    return vanward.Budget.profile(
+        session, dtype="bfloat16", query_heads=HEADS, kv_heads=sequences.kv_heads, key_dim=DIM, value_dim=DIM, page_size=PAGE, block_size=BLOCK, k=k,
+        method=method, init_blocks=INIT, local_blocks=LOCAL, max_draft=1, contexts=[sequences.context],
+        batches=[sequences.batch], ratios=[1.0, 1.25], samples=9, limit_bytes=16 << 30)
 
 
 def prepare(steps):
@@ -132,16 +143,25 @@ def measure(session, timer, rows, quick):
             check(session, sequences, weights)
             checked = True
         row = dict(batch=batch, context=context, budget=budget, layers=sequences.layers)
+        by_budget = dict(batch=batch, context=context, budget=budget)
+
+        def time(method, name, policy, budget=None):
+            with decoder_of(session, sequences, k, method=method, budget=budget, **policy) as decoder:
+                steps = Steps(decoder, sequences, weights, ahead=random(batch, HEADS, DIM) if "foreseen" in name else None)
+                prepare(steps)
+                if "dense" not in row:
+                    row["dense"] = timer.graph(Steps(decoder, sequences, weights, mode=DecoderMode.DENSE).one, sequences.layers, replays=9)
+                return timer.graph(steps.one, sequences.layers, replays=9)
+
         for method in (SelectMethod.AXIS, SelectMethod.MINMAX):
+            profile = budget_of(session, sequences, k, method)
             for name, policy in STRATEGIES.items():
-                with decoder_of(session, sequences, k, method=method, **policy) as decoder:
-                    ahead = random(batch, HEADS, DIM) if "foreseen" in name else None
-                    steps = Steps(decoder, sequences, weights, ahead=ahead)
-                    prepare(steps)
-                    row[f"{method.name.lower()}_{name}"] = timer.graph(steps.one, sequences.layers, replays=9)
-                    if name == "serial" and "dense" not in row:
-                        row["dense"] = timer.graph(Steps(decoder, sequences, weights, mode=DecoderMode.DENSE).one, sequences.layers, replays=9)
+                column = f"{method.name.lower()}_{name}"
+                row[column] = time(method, name, policy)
+                by_budget[column] = row[column] if name == "serial" else time(method, name, policy, profile)
+            profile.close()
         rows.put("strategies", **row)
+        rows.put("by_budget", **by_budget)
         for drafts in (4, 8) if not quick else (8,):
             with decoder_of(session, sequences, k, drafts + 1) as decoder:
                 prepare(Steps(decoder, sequences, weights))

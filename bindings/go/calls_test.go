@@ -470,6 +470,22 @@ func TestKvCache(t *testing.T) {
 	if _, err := twoLayers.Capacity(); err == nil || !strings.Contains(err.Error(), "layer_slots: 2 numbers") {
 		t.Error(err)
 	}
+	coded := KvCacheOptions{
+		Layers: 1, KVHeads: 1, BlockSize: 16, KeyDim: 64, ValueDim: 64, DType: F32, MaxSequences: 1, MaxBlocks: 4, HostBlocks: 4, Slots: 4,
+		Coding: KvCacheInt4, Weights: make([]float32, 64),
+	}
+	inInt4, err := s.NewKvCache(coded)
+	must(t, err)
+	defer inInt4.Close()
+	view, err = inInt4.View(0)
+	must(t, err)
+	if view.Int4 == nil || view.Int4.BlockSize != 16 || view.Int4.Weights.shape[1] != 64 || view.K.shape[0] != 4 {
+		t.Error(view)
+	}
+	coded.Weights = coded.Weights[1:]
+	if _, err := coded.Capacity(); err == nil || !strings.Contains(err.Error(), "weights: 63 numbers") {
+		t.Error(err)
+	}
 	must(t, cache.Free(fork, 0))
 	if err := cache.Free(fork, 0); !errors.Is(err, ErrInvalidArgument) {
 		t.Error(err)

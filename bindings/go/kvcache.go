@@ -29,10 +29,20 @@ type KvCacheOptions struct {
 	Slots        int
 	Hold         int
 	LayerSlots   []int // the slots of each layer, with Slots 0; empty: every layer has Slots
+	Coding       KvCacheCoding
+	Weights      []float32 // with KvCacheInt4: of key channels, [layers, Hk, D]; empty: 1
 
 	// Progress is told, by the goroutine that makes the cache, how many of how many bytes have been allocated; may be nil.
 	Progress func(done, total uint64)
 }
+
+// KvCacheCoding says how whole blocks lie on the host and in slots.
+type KvCacheCoding uint32
+
+const (
+	KvCacheExact KvCacheCoding = C.VWD_CODING_EXACT
+	KvCacheInt4  KvCacheCoding = C.VWD_CODING_INT4
+)
 
 // KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
 type KvCache struct {
@@ -72,6 +82,7 @@ func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
 		host_blocks:   l.uint32("options.host_blocks", options.HostBlocks),
 		slots:         l.uint32("options.slots", options.Slots),
 		hold:          l.uint32("options.hold", options.Hold),
+		coding:        C.uint32_t(options.Coding),
 	}
 	if options.TokenScales {
 		c.token_scales = 1
@@ -80,6 +91,13 @@ func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
 		l.fail("options.layer_slots", fmt.Sprintf("%d numbers; expected %d, one a layer", n, options.Layers))
 	}
 	c.layer_slots = l.list("options.layer_slots", options.LayerSlots)
+	if n, all := len(options.Weights), options.Layers*options.KVHeads*options.KeyDim; n > 0 {
+		if n != all {
+			l.fail("options.weights", fmt.Sprintf("%d numbers; expected %d, [layers, Hk, D]", n, all))
+		}
+		l.pins.Pin(&options.Weights[0])
+		c.weights = (*C.float)(&options.Weights[0])
+	}
 	return c
 }
 
@@ -304,17 +322,22 @@ func (k *KvCache) Wait(layer int, stream Stream) error {
 //
 //	Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 //
-//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
+//	                       the tails alone, n slots; slots from n on name the pages of the codes.
 //	k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 //	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
-//	                       for vwd_index_update.
+//	                       for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 //	tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 //	tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
-//	                       a sequence is in while it is one of the two newest.
+//	                       a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+//	int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
+//	                       slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
+//	                       if the options had none.
 type KvCacheLayer struct {
 	K, V, KScale, VScale                 Tensor
 	TailK, TailV, TailKScale, TailVScale Tensor
 	TailTable                            Tensor
+	Int4                                 *Int4KV // with KvCacheInt4: what PagedKV takes beside the slots of lists
 }
 
 // View tells where a layer's slots lie: memory that is the cache's until it is closed.
@@ -323,11 +346,18 @@ func (k *KvCache) View(layer int) (KvCacheLayer, error) {
 	n := l.uint32("layer", layer)
 	v := C.vwd_kv_cache_layer{struct_size: C.sizeof_vwd_kv_cache_layer}
 	err := k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_view(h, n, &v) })
+	var int4 *Int4KV
+	if v.int4_k.data != nil {
+		int4 = &Int4KV{
+			BlockSize: int(v.int4_k.shape[1]), K: tensorOf(v.int4_k), V: tensorOf(v.int4_v),
+			KScale: tensorOf(v.int4_k_scale), VScale: tensorOf(v.int4_v_scale), Means: tensorOf(v.int4_means), Weights: tensorOf(v.weights),
+		}
+	}
 	return KvCacheLayer{
 		K: tensorOf(v.k), V: tensorOf(v.v), KScale: tensorOf(v.k_scale), VScale: tensorOf(v.v_scale),
 		TailK: tensorOf(v.tail_k), TailV: tensorOf(v.tail_v),
 		TailKScale: tensorOf(v.tail_k_scale), TailVScale: tensorOf(v.tail_v_scale),
-		TailTable: tensorOf(v.tail_table),
+		TailTable: tensorOf(v.tail_table), Int4: int4,
 	}, err
 }
 

@@ -82,7 +82,8 @@ const (
 //	                                         in which each entry lies, in place of the page table. k and v are then a pool
 //	                                         [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
 //	                                         P, and an entry's tokens start at row id·S mod P. An entry whose slot is −1 or
-//	                                         any other number outside the pool adds nothing.
+//	                                         any other number outside the pool adds nothing. With `vwd_int4_kv` slots go on with its
+//	                                         pages after those of the pool.
 type BlockList struct {
 	IDs    Tensor
 	Counts Tensor
@@ -120,7 +121,10 @@ type PagedKV struct {
 //	Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
 //	KV head, and the mean key of each block.
 //
-//	Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+//	Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. Where a list has slots, these
+//	say which blocks are coded: slots from the number of pages of k in `vwd_paged_kv` on name the pages here, counted from there. A page here
+//	is then one block of one KV head (P = S, Hk = 1), means are [pages, 1, 1, D], and exact_tokens, page_table, coded_lens and mean_table are 0
+//	or absent; `vwd_kv_cache_view` gives such pages. With c the code of a
 //	channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
 //	channels, repeated along the diagonal:
 //	  key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
@@ -140,7 +144,7 @@ type PagedKV struct {
 //	means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
 //	                                      j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
 //	mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
-//	weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+//	weights       [Hk, D]                 float32, Hk as lists have it, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
 //	                                      counts as 1.
 type Int4KV struct {
 	BlockSize   int

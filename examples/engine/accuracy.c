@@ -97,7 +97,7 @@ static bool compare(trial *t, contender *c, const attention_call *call, const in
   const decoder *d = t->run.d;
   const vwd_index index = of_layer(t, c, call->layer);
   if (!select_from(&t->run, &index, c->how->method, c->block, seq_len, call->q, d->select.k * PAGE / c->block,
-                   &c->selected, NULL))
+                   &c->selected, NULL, NULL))
     return false;
   attention_call sparse = *call;
   sparse.out = t->sparse;

@@ -31,6 +31,7 @@ typedef enum {
   BATCH_DENSE,       /* a token a step */
   BATCH_SPARSE,      /* a token a step, from selected blocks */
   BATCH_LOOKUP,      /* drafts: what followed the last few tokens when they last occurred; verified by dense attention */
+  BATCH_LOOKUP_TREE, /* drafts: a tree of what followed them wherever they occurred; verified by dense attention */
   BATCH_SELF,        /* drafts: sparse steps; verified by dense attention */
   BATCH_SELF_LOOKUP, /* drafts: by lookup or by sparse steps, whichever promises more tokens in the time */
   BATCH_HOWS
@@ -42,7 +43,7 @@ typedef struct {
   int max_tokens; /* of one sequence, prompt and answer; default: the model's context */
   int pages;      /* of the pool, at least those of max_tokens; default: rows · max_tokens, at most 1 GiB of keys and values */
   int chunk;      /* prompt tokens of a step, of all sequences together, 1 to 64; default 64 */
-  int max_drafts; /* of a sequence in a step, 1 to BATCH_MAX_DRAFTS; default 8 */
+  int max_drafts; /* of a sequence in a step, 1 to BATCH_MAX_DRAFTS; default 8. Of a tree: its nodes beside the root */
   /* What drafts cost, as a part of the time of a dense pass of one position: a sparse step and a position more to verify; a
    * position more to verify. They decide how many drafts are worth it. Defaults 0.6 and 0.2. */
   float draft_cost, position_cost;
@@ -92,6 +93,7 @@ typedef struct {
   int64_t new_tokens;        /* generated */
   int64_t drafted, accepted; /* all drafts */
   int64_t self_drafted, self_accepted; /* those by sparse steps alone */
+  int64_t branched, off_first; /* drafted trees of more than one branch; accepted tokens that were not on a tree's first branch */
   int64_t preemptions, evictions;      /* of sequences; of known pages whose room was needed */
   /* Bytes of keys and values that attention read beyond prompts, of summaries that selection read, and what dense steps of
    * one token would have read for the same text. */

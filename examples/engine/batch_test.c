@@ -144,8 +144,8 @@ static void make_request(request *all, int index) {
   }
 }
 
-static void receive(request *all, const batch_event *event) {
-  for (int i = 0; i < REQUESTS; i++) {
+static void receive(request *all, int requests, const batch_event *event) {
+  for (int i = 0; i < requests; i++) {
     request *r = &all[i];
     if (r->id != event->id) continue;
     r->ok = r->ok && !r->done && !r->cancelled && r->prompt + r->received < r->count &&
@@ -167,7 +167,7 @@ static void run_together(model *m, vwd_session *session, request *all, batch_opt
     while (next < REQUESTS && admit(b, &all[next], NEW)) next++;
     const int count = batch_step(b, events, 64, &error);
     require(count >= 0, error.text);
-    for (int i = 0; i < count; i++) receive(all, &events[i]);
+    for (int i = 0; i < count; i++) receive(all, REQUESTS, &events[i]);
     request *r = &all[below(REQUESTS)];
     if (below(40) == 0 && r->id && !r->done && !r->cancelled) r->cancelled = batch_cancel(b, r->id);
     batch_count(b, n);
@@ -195,6 +195,47 @@ static int64_t shared_with(model *m, vwd_session *session, batch_how how) {
   batch_count(b, &n);
   batch_free(b);
   return n.shared_tokens;
+}
+
+/* Texts that often go on otherwise than they did before, drafted by trees, and then continued by sparse steps, which read the summaries of
+ * what was moved. */
+static void check_trees(model *m, vwd_session *session) {
+  enum { TEXTS = 12, SYMBOLS = 5 };
+  static request trees[TEXTS], sparse[TEXTS];
+  batch_event events[64];
+  batch_error error = {""};
+  batch_counters n;
+  batch *b = create(m, session, (batch_options){.rows = 4, .max_drafts = 15, .position_cost = 0.01f});
+  for (int i = 0; i < TEXTS; i++) {
+    request *r = &trees[i];
+    *r = (request){.prompt = 150 + 4 * i, .how = BATCH_LOOKUP_TREE, .stop = -1, .ok = true};
+    if (i % 3 > 0) r->sampling = (batch_sampling){.temperature = 1, .top_k = 2 + i % 2, .seed = (uint64_t)i};
+    for (int t = 0; t < r->prompt; t++) r->tokens[t] = 40 + below(SYMBOLS);
+    run_alone(m, session, r, BATCH_DENSE);
+    sparse[i] = (request){.prompt = r->count, .how = BATCH_SPARSE, .stop = -1, .ok = true};
+    memcpy(sparse[i].tokens, r->tokens, sizeof r->tokens);
+    run_alone(m, session, &sparse[i], BATCH_SPARSE);
+  }
+  bool ok[2] = {true, true};
+  for (int part = 0; part < 2; part++) {
+    request *all = part == 0 ? trees : sparse;
+    int next = 0;
+    for (int i = 0; i < TEXTS; i++) all[i].id = 0;
+    do {
+      while (next < TEXTS && admit(b, &all[next], NEW)) next++;
+      const int count = batch_step(b, events, 64, &error);
+      require(count >= 0, error.text);
+      for (int i = 0; i < count; i++) receive(all, TEXTS, &events[i]);
+      batch_count(b, &n);
+    } while (next < TEXTS || n.sequences > 0);
+    for (int i = 0; i < TEXTS; i++) ok[part] = ok[part] && all[i].ok && all[i].done;
+  }
+  batch_free(b);
+  char what[200];
+  snprintf(what, sizeof what, "trees change nothing in the text: %lld had several branches, of %lld accepted tokens %lld were not on the first",
+           (long long)n.branched, (long long)n.accepted, (long long)n.off_first);
+  expect(ok[0] && n.branched > 0 && n.off_first > 0, what);
+  expect(ok[1] && n.shared_tokens > 0, "nor in the summaries of what was accepted");
 }
 
 static bool same_text(const request *a, const request *b) {
@@ -255,12 +296,13 @@ int main(void) {
     request twin = all[i];
     run_alone(m, session, &twin, BATCH_DENSE);
     drafted = drafted && same_text(&twin, &all[i]);
-    if (i < 5) dense = dense && is_dense_text(m, twin.tokens, twin.prompt, twin.count);
+    if (i < BATCH_HOWS) dense = dense && is_dense_text(m, twin.tokens, twin.prompt, twin.count);
   }
   expect(dense, "the text is that of dense attention in double precision");
   expect(drafted, "drafts change nothing in the text");
   check_seeds(m, session, &all[BATCH_HOWS]);
   check_refusals(m, session);
+  check_trees(m, session);
   for (int i = 0; i < REQUESTS; i += 3) all[i].stop = all[i].tokens[all[i].prompt + 20]; /* ends there, or where it first came */
   for (int i = 0; i < REQUESTS; i += 3) run_alone(m, session, &all[i], all[i].how);
 

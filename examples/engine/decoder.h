@@ -5,9 +5,10 @@
 
 #include "kv.h"
 #include "progress.h"
+#include "tail.h"
 
 /* From PREVIOUS on guesses are repaired; FORESEEN attends them as they are. */
-typedef enum { DENSE, SPARSE, TWO_LEVEL, FORESEEN, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
+typedef enum { DENSE, SPARSE, BY_AXIS, WITH_TAIL, TWO_LEVEL, FORESEEN, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
 enum { SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
 
 /* Sizes of the selections, in blocks of PAGE tokens. */
@@ -21,7 +22,7 @@ typedef struct {
 
 /* What the prompt leaves behind besides keys and values: what the modes that are to run read. */
 typedef struct {
-  bool summaries, labels, holt, forecast, codes;
+  bool summaries, axes, labels, holt, forecast, codes;
 } preparation;
 
 typedef struct {
@@ -34,6 +35,7 @@ typedef struct {
 
   kv_cache cache;
   sequence prompt;
+  tail tail; /* of the prompt */
   int32_t *prompt_tokens;
   int prompt_count;
   int32_t first_token; /* the model's answer to the prompt */

@@ -27,6 +27,8 @@ static batch_counters since(const batch *b, const batch_counters *before) {
   n.accepted -= before->accepted;
   n.self_drafted -= before->self_drafted;
   n.self_accepted -= before->self_accepted;
+  n.branched -= before->branched;
+  n.off_first -= before->off_first;
   n.kv_bytes -= before->kv_bytes;
   n.index_bytes -= before->index_bytes;
   n.dense_bytes -= before->dense_bytes;
@@ -86,8 +88,8 @@ bool continue_all(model *m, vwd_session *session, const batch_options *options, 
 
 /* --- The check --- */
 
-enum { WAYS = 3 };
-static const batch_how ways[WAYS] = {BATCH_DENSE, BATCH_SELF, BATCH_SELF_LOOKUP};
+enum { WAYS = 1 + CHECKED_WAYS };
+static const batch_how ways[WAYS] = {BATCH_DENSE, BATCH_LOOKUP_TREE, BATCH_SELF, BATCH_SELF_LOOKUP};
 
 /* From half to one and a half times the mean length. */
 static void piece(int count, int pieces, int i, int *begin, int *length) {

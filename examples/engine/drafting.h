@@ -26,8 +26,9 @@ typedef struct {
   batch_counters n;
 } drafting_check;
 
-/* Continues pieces of a text, of different lengths, by `limit` tokens each: densely, with drafts by sparse steps, and with
- * those or drafts by lookup, all in one batch. */
+/* Continues pieces of a text, of different lengths, by `limit` tokens each: densely, with trees by lookup, with drafts by sparse steps, and
+ * with those or drafts by lookup, all in one batch. CHECKED_WAYS of them draft. */
+enum { CHECKED_WAYS = 3 };
 bool check_drafts(model *m, vwd_session *session, const batch_options *options, const int32_t *text, int count, int pieces,
                   int limit, const batch_sampling *sampling, drafting_check *out, progress_fn progress, void *context);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "linear.h"
+#include "tail.h"
 
 static size_t row_size(const kv_cache *c) { return (size_t)c->kv_heads * (size_t)c->head_dim; }
 
@@ -43,6 +44,7 @@ void kv_free(kv_cache *c) {
                    c->label_scale, c->label_min, c->channels, c->free_pages};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
   codes_free(c);
+  axes_free(c);
   *c = (kv_cache){0};
 }
 
@@ -80,6 +82,7 @@ static void copy_page(kv_cache *c, int layer, int32_t to, int32_t from) {
   memcpy(c->labels + a * label, c->labels + b * label, PAGE * label);
   memcpy(c->label_scale + a * heads, c->label_scale + b * heads, PAGE * heads * sizeof *c->label_scale);
   memcpy(c->label_min + a * heads, c->label_min + b * heads, PAGE * heads * sizeof *c->label_min);
+  if (c->axes) axes_copy_page(c, layer, to, from);
 }
 
 bool sequence_fork(sequence *s, const sequence *from) {

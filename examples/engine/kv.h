@@ -12,6 +12,7 @@
 enum { PAGE = 16 };
 
 typedef struct kv_codes kv_codes;
+typedef struct kv_axes kv_axes;
 
 typedef struct {
   int layers, kv_heads, head_dim, label_channels;
@@ -27,6 +28,7 @@ typedef struct {
   int32_t *free_pages; /* a stack */
   int free_count;
   kv_codes *codes; /* older keys and values in INT4, or NULL */
+  kv_axes *axes;   /* summaries by AXIS, or NULL */
 } kv_cache;
 
 typedef struct {

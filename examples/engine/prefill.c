@@ -75,7 +75,7 @@ static bool attend_prompt(void *context, const attention_call *call) {
   for (int row = 0; row < call->n; row++) seq_lens[row] = call->positions[0] + row + 1;
   kv_write(&d->prompt, call->layer, call->positions[0], call->n, call->k, call->v);
   vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
-  if (d->prepare.labels || d->prepare.holt || d->prepare.codes) keep_sample(d, call);
+  if (d->prepare.labels || d->prepare.holt || d->prepare.codes || d->prepare.axes) keep_sample(d, call);
   if (d->prepare.summaries &&
       !update_index(d, call->layer, &d->prompt, &index, call->positions[0], call->positions[0] + call->n))
     return false;
@@ -93,6 +93,21 @@ static bool label_layer(decoder *d, int layer) {
   args.channels = index.channels;
   return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance") &&
          update_index(d, layer, &d->prompt, &index, 0, d->prompt_count);
+}
+
+/* Channel weights and centre from the sample, then summaries by AXIS, means and covariance of the whole prompt. */
+static bool axis_layer(decoder *d, int layer) {
+  const model_shape *s = &d->shape;
+  const size_t first = (size_t)layer * SAMPLE;
+  const vwd_index index = axes_index(&d->cache, layer, d->prompt.table, 1);
+  vwd_channel_importance_args args = VWD_CHANNEL_IMPORTANCE_ARGS_INIT;
+  args.q = q_view(d, d->sample_q + first * q_count(d), d->samples);
+  args.k = TENSOR(d->sample_k + first * (size_t)(s->kv_heads * s->head_dim), FLOAT32, d->samples, s->kv_heads, s->head_dim);
+  args.weights = index.axis_weights;
+  args.centre = index.axis_centre;
+  return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance") &&
+         update_index(d, layer, &d->prompt, &index, 0, d->prompt_count) &&
+         tail_extend(&d->tail, d->session, s, &d->prompt, layer, (int32_t)d->prompt_count);
 }
 
 /* Score rows of the sample, as selection would have seen them: one history of `samples` steps per layer. */
@@ -201,6 +216,8 @@ bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, prepa
   d->sample_scores = calloc(samples * (size_t)(shape->kv_heads * d->cache.max_pages), sizeof(float));
   bool ok = d->sample_scores && prefill(d, progress, context);
   for (int l = 0; what.labels && ok && l < shape->layers; l++) ok = label_layer(d, l);
+  if (what.axes) ok = ok && axes_init(&d->cache) && tail_init(&d->tail, shape);
+  for (int l = 0; what.axes && ok && l < shape->layers; l++) ok = axis_layer(d, l);
   return ok && (!what.holt || calibrate(d)) &&
          (!what.forecast || succeeded(vwd_forecast_solve(d->forecast, 0), "vwd_forecast_solve"));
 }
@@ -225,6 +242,7 @@ bool decoder_code(decoder *d) {
 
 void decoder_free(decoder *d) {
   vwd_forecast_release(d->forecast);
+  tail_free(&d->tail);
   sequence_free(&d->prompt);
   kv_free(&d->cache);
   void *parts[] = {d->prompt_tokens,     d->sample_q, d->sample_k, d->sample_scores,

@@ -46,7 +46,7 @@ static void count_blocks(run *r, const list *l, int32_t seq_len) {
 /* --- One call of Vanward each --- */
 
 bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_len, const float *q, int k,
-                 list *out, float *scores) {
+                 list *out, float *scores, float *log_mass) {
   const decoder *d = r->d;
   vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
   args.method = method;
@@ -59,13 +59,20 @@ bool select_from(run *r, const vwd_index *index, uint32_t method, int block, con
   args.seq_lens = TENSOR(seq_len, INT32, 1);
   args.selected = list_view(out);
   if (scores) args.scores = TENSOR(scores, FLOAT32, 1, d->shape.kv_heads, d->cache.max_pages);
+  if (log_mass) args.log_mass = TENSOR(log_mass, FLOAT32, 1, d->shape.heads);
   return succeeded(vwd_select_blocks(d->session, &args, NULL), "vwd_select_blocks");
 }
 
 bool select_blocks(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *scores) {
   const vwd_index index = kv_minmax(&r->d->cache, layer, r->seq.table, 1);
   r->n.index_bytes += (int64_t)blocks_of(*seq_len) * r->d->shape.kv_heads * summary_bytes(r->d);
-  return select_from(r, &index, VWD_SELECT_MINMAX, PAGE, seq_len, q, k, out, scores);
+  return select_from(r, &index, VWD_SELECT_MINMAX, PAGE, seq_len, q, k, out, scores, NULL);
+}
+
+bool select_by_axis(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *log_mass) {
+  const vwd_index index = axes_index(&r->d->cache, layer, r->seq.table, 1);
+  r->n.index_bytes += (int64_t)blocks_of(*seq_len) * r->d->shape.kv_heads * axes_bytes(&r->d->cache);
+  return select_from(r, &index, VWD_SELECT_AXIS, PAGE, seq_len, q, k, out, NULL, log_mass);
 }
 
 static bool select_tokens(run *r, int layer, const int32_t *seq_len, const float *q) {
@@ -102,6 +109,26 @@ bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, con
   args.list = list_view(l);
   args.out = q_view(r->d, call->out, 1);
   if (keep) args.partials = partials_view(r, l);
+  return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
+}
+
+/* Attention over the list, and one term for what it leaves out. */
+static bool attend_with_tail(run *r, const attention_call *call, const int32_t *seq_len, const list *l) {
+  const model_shape *s = &r->d->shape;
+  const vwd_paged_kv kv = kv_view(&r->seq, call->layer, seq_len, 1);
+  const vwd_remainder remainder = tail_view(&r->tail, s, call->layer);
+  vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
+  args.block_size = PAGE;
+  args.kv = &kv;
+  args.q = q_view(r->d, call->q, 1);
+  args.list = list_view(l);
+  args.remainder = &remainder;
+  args.log_mass = TENSOR(r->log_mass, FLOAT32, 1, s->heads);
+  args.state.acc = TENSOR(r->state.acc, FLOAT32, 1, s->heads, s->head_dim);
+  args.state.m = TENSOR(r->state.m, FLOAT32, 1, s->heads);
+  args.state.l = TENSOR(r->state.l, FLOAT32, 1, s->heads);
+  args.out = q_view(r->d, call->out, 1);
+  r->n.index_bytes += (int64_t)s->kv_heads * tail_bytes(s);
   return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
 }
 
@@ -180,6 +207,11 @@ bool forecast_queries(run *r, const attention_call *call) {
 bool summarize(run *r, int layer, int64_t begin, int64_t end) {
   if (r->how == DENSE) return true;
   const kv_cache *c = &r->d->cache;
+  if (r->how == BY_AXIS || r->how == WITH_TAIL) {
+    const vwd_index axes = axes_index(c, layer, r->seq.table, 1);
+    return update_index(r->d, layer, &r->seq, &axes, begin, end) &&
+           (r->how == BY_AXIS || tail_extend(&r->tail, r->d->session, &r->d->shape, &r->seq, layer, (int32_t)end));
+  }
   vwd_index blocks = kv_minmax(c, layer, r->seq.table, 1), labels = kv_label(c, layer, r->seq.table, 1);
   return update_index(r->d, layer, &r->seq, &blocks, begin, end) &&
          (r->how != TWO_LEVEL || update_index(r->d, layer, &r->seq, &labels, begin, end));
@@ -205,6 +237,16 @@ static bool sparse(void *context, const attention_call *call) {
   if (!append(r, call) || !select_blocks(r, call->layer, &seq_len, call->q, r->d->select.k, &r->selected, NULL)) return false;
   count_blocks(r, &r->selected, seq_len);
   return attend_list(r, call, &seq_len, &r->selected, PAGE, false);
+}
+
+static bool by_axis(void *context, const attention_call *call) {
+  run *r = context;
+  const int32_t seq_len = call->positions[0] + 1;
+  const bool tail = r->how == WITH_TAIL;
+  if (!append(r, call) || !select_by_axis(r, call->layer, &seq_len, call->q, r->d->select.k, &r->selected, tail ? r->log_mass : NULL))
+    return false;
+  count_blocks(r, &r->selected, seq_len);
+  return tail ? attend_with_tail(r, call, &seq_len, &r->selected) : attend_list(r, call, &seq_len, &r->selected, PAGE, false);
 }
 
 static bool two_level(void *context, const attention_call *call) {
@@ -279,6 +321,8 @@ static bool foreseen(void *context, const attention_call *call) {
 attention_fn strategy_attention(strategy how) {
   switch (how) {
   case DENSE: return dense;
+  case BY_AXIS:
+  case WITH_TAIL: return by_axis;
   case TWO_LEVEL: return two_level;
   case FORESEEN: return foreseen;
   case PREVIOUS:
@@ -325,6 +369,12 @@ bool run_init(run *r, decoder *d, strategy how) {
   r->partial = (partials){calloc(entries * (size_t)s->head_dim, sizeof(float)), calloc(entries, sizeof(float)),
                           calloc(entries, sizeof(float))};
   r->missed = calloc((size_t)s->kv_heads, sizeof *r->missed);
+  if (how == WITH_TAIL) {
+    r->log_mass = calloc((size_t)s->heads, sizeof *r->log_mass);
+    r->state = (partials){calloc(q_count(d), sizeof(float)), calloc((size_t)s->heads, sizeof(float)), calloc((size_t)s->heads, sizeof(float))};
+    if (!r->log_mass || !r->state.acc || !r->state.m || !r->state.l || !tail_init(&r->tail, s)) return false;
+    tail_copy(&r->tail, &d->tail, s);
+  }
   vwd_holt holt = how == HOLT ? d->holt : (vwd_holt){1, 0, 0};
   return r->scores && r->forecast_q && r->last_q && r->partial.acc && r->partial.m && r->partial.l && r->missed &&
          sequence_fork(&r->seq, &d->prompt) && list_init(&r->selected, s->kv_heads, select->k) &&
@@ -338,7 +388,9 @@ void run_free(run *r) {
   sequence_free(&r->seq);
   list *lists[] = {&r->selected, &r->coarse, &r->tokens, &r->guess[0], &r->guess[1]};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) list_free(lists[i]);
-  void *parts[] = {r->scores, r->forecast_q, r->last_q, r->partial.acc, r->partial.m, r->partial.l, r->missed};
+  void *parts[] = {r->scores,    r->forecast_q, r->last_q,    r->partial.acc, r->partial.m, r->partial.l,
+                   r->state.acc, r->state.m,    r->state.l, r->log_mass,    r->missed};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
+  tail_free(&r->tail);
   predictor_free(&r->predictor);
 }

@@ -33,6 +33,9 @@ typedef struct {
   float *last_q;       /* [layers, heads, head_dim] of the token before, ahead of rotary embedding */
   partials partial;
   predictor predictor;
+  tail tail;        /* WITH_TAIL, and what follows: */
+  float *log_mass;  /* [heads]: the weight of what a list leaves out */
+  partials state;   /* [heads, 1, …] of the list, which the term joins */
   int32_t *missed; /* [kv_heads] */
 } run;
 
@@ -63,7 +66,9 @@ bool summarize(run *r, int layer, int64_t begin, int64_t end);
 bool append(run *r, const attention_call *call);
 /* By any summaries, of blocks of any size. */
 bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_len, const float *q, int k,
-                 list *out, float *scores);
+                 list *out, float *scores, float *log_mass);
+/* By AXIS, and the weight of what is left out if log_mass is not NULL. */
+bool select_by_axis(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *log_mass);
 bool select_blocks(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *scores);
 bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, const list *l, int block_size, bool keep);
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <vanward.h>
 
-enum { FLOAT32 = 0x0220, FLOAT16 = 0x0210, INT32 = 0x0020, UINT64 = 0x0140, UINT8 = 0x0108, FLOAT8_E4M3 = 0x0a08 }; /* DLPack's code and bits */
+enum { FLOAT32 = 0x0220, FLOAT16 = 0x0210, INT32 = 0x0020, UINT32 = 0x0120, UINT64 = 0x0140, UINT8 = 0x0108, FLOAT8_E4M3 = 0x0a08 }; /* DLPack's code and bits */
 
 /* Packed, in C order. */
 vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape);

@@ -62,7 +62,7 @@ func parse(words []string) (*options, error) {
 	f.IntVar(&o.engine.Chunk, "chunk", 0, "prompt tokens of a step, 1 to 64; 0: 64")
 	f.IntVar(&o.engine.MaxDrafts, "drafts", 0, "tokens that are drafted for a request in a step, 1 to 15; 0: 8")
 	f.IntVar(&o.engine.Blocks, "k", 0, "blocks of 16 tokens that sparse steps read; 0: 32")
-	f.StringVar(&how, "how", "lookup", "dense, sparse, lookup (drafts from what the request says already), self (drafts by sparse steps) or self-lookup")
+	f.StringVar(&how, "how", "lookup", "dense, sparse, lookup (drafts from what the request says already), lookup-tree (several such drafts as a tree), self (drafts by sparse steps) or self-lookup")
 
 	f.IntVar(&o.server.MaxTokens, "max-tokens", 1024, "largest answer in tokens")
 	f.IntVar(&o.server.Queue, "queue", 128, "requests that may wait; one more is refused with status 429")

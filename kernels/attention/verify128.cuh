@@ -3,7 +3,7 @@
 //
 // Runs for calls that have more rows a list than decode128 takes, on compute capability 9.0 itself: src/ops/attention/device/choose.rs.
 //
-// A cluster of up to 8 CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
+// A cluster of up to 16 CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
 //
 //   copies    a warpgroup ── keys [64 tokens × 128], values [64 tokens × 128] ── 16 tokens a warp, wherever they lie
 //   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V

@@ -9,11 +9,11 @@ constexpr uint32 GROUP_THREADS = 4 * WARP, GROUPS = 2, COMPUTE_THREADS = GROUPS 
 constexpr uint32 VERIFY_ROWS = 64, VERIFY_CHANNELS = 128;
 constexpr uint32 STAGE_TOKENS = 64, STAGE_TILES = STAGE_TOKENS / TILE, STAGES = 5;
 // Shared memory: stages, each of which has keys and values in slabs of 64 channels; queries; states of rows that the cluster sends, of which there
-// are most where each of 7 CTAs has 10 rows.
+// are most where each of 15 CTAs has 5 rows.
 constexpr uint32 SLABS = 2, SLAB_BYTES = 64 * 128;
 constexpr uint32 VALUES_OFFSET = SLABS * SLAB_BYTES, STAGE_BYTES = 2 * VALUES_OFFSET;
 constexpr uint32 QUERIES_OFFSET = STAGES * STAGE_BYTES, RECEIVED_OFFSET = QUERIES_OFFSET + VERIFY_ROWS * VERIFY_CHANNELS * 2;
-constexpr uint32 RECEIVED_ROWS = 70;
+constexpr uint32 RECEIVED_ROWS = 75;
 // Floats of a row's state in shared memory: acc, m, l, and padding so that lanes hit different banks.
 constexpr uint32 ROW_PITCH = VERIFY_CHANNELS + 4;
 // The sums of both warpgroups take the place of the ring.
@@ -177,7 +177,8 @@ struct VerifyJoin : VerifyJob {
         JoinedFour joined;
         if (ctas == 1) add_rows<1>(joined, from, pitch, quad);
         else if (ctas == 2) add_rows<2>(joined, from, pitch, quad);
-        else for (uint32 cta = 0; cta < ctas; cta += 4) add_rows<4>(joined, from + cta * pitch, pitch, quad, ctas - cta);
+        else if (ctas <= 4) add_rows<4>(joined, from, pitch, quad, ctas);
+        else for (uint32 cta = 0; cta < ctas; cta += 8) add_rows<8>(joined, from + cta * pitch, pitch, quad, ctas - cta);
         return joined;
     }
     // Joins the work item's chunks for ROWS rows at once: the latency of their loads is paid once.

@@ -172,16 +172,20 @@ struct Int4Decode128 {
         bool exists = found.is_requested && from + lane < kept.count && at < reach.end && at + TILE > reach.begin;
         if (to.ids.data) exists &= found.entry < kept.entries && found.id >= 0 && (found.entry == 0 || found.id != found.previous);
         const uint32 token = exists ? uint32(at) : 0;
-        bool is_coded = exists && ::is_coded(p, token, kept.end_of_coded);
-        const View<2> &table = is_coded ? p.table : to.table;
-        const uint32 number = !table.data ? 0 : is_coded ? p.page.divide(token) : to.page.divide(token);
-        const uint32 mean_number = p.mean_table.data ? p.mean_rows.divide(p.block.divide(token)) : 0;
-        const bool has_mean = is_coded && mean_number < p.most_mean_pages && p.block.divide(token) - mean_number * p.mean_rows.value < p.mean_rows.value;
         const char *const nothing = to.seq_lens.at(item.seq);
+        // Slots count pages of codes after the others.
+        const bool in_slots = to.slots.data;
+        const uint32 slot = load_word(in_slots && exists ? to.slots.at(item.seq, item.position, item.head, found.entry) : nothing);
+        bool is_coded = exists && (in_slots ? slot >= to.pages : ::is_coded(p, token, kept.end_of_coded));
+        const View<2> &table = is_coded ? p.table : to.table;
+        const uint32 number = !table.data && !in_slots ? 0 : is_coded ? p.page.divide(token) : to.page.divide(token);
+        const uint32 mean_number = p.mean_table.data ? p.mean_rows.divide(p.block.divide(token)) : 0;
+        const bool has_mean = in_slots ? is_coded : is_coded && mean_number < p.most_mean_pages && p.block.divide(token) - mean_number * p.mean_rows.value < p.mean_rows.value;
         int32 page = load_word(exists && table.data ? table.at(item.seq, number) : nothing);
         int32 mean_page = load_word(has_mean && p.mean_table.data ? p.mean_table.at(item.seq, mean_number) : nothing);
         if (!table.data) page = item.seq;
         if (!p.mean_table.data) mean_page = item.seq;
+        if (in_slots) mean_page = page = slot - (is_coded ? to.pages : 0);
         if (!has_mean || uint32(mean_page) >= p.mean_pages) mean_page = -1;
         exists &= uint32(page) < (is_coded ? p.pages : to.pages);
         is_coded &= exists;
@@ -277,7 +281,7 @@ struct Int4Decode128 {
         const uint32 block = p.block.divide(tile.position);
         // Products with the mean of the group before are known by then.
         if (int32(block) != requested_block && lane < TILE) {
-            const uint32 mean_row = p.mean_table.data ? block - p.mean_rows.divide(block) * p.mean_rows.value : block;
+            const uint32 mean_row = p.to.slots.data ? 0 : p.mean_table.data ? block - p.mean_rows.divide(block) * p.mean_rows.value : block;
             const bool has_mean = tile.mean_page >= 0;
             copy_16(shared_address(group.mean) + lane * 16, mean + (has_mean ? offset(tile.mean_page, int32(p.means.step[0])) + offset(mean_row, int32(p.means.step[1])) : 0), has_mean);
         }

@@ -45,39 +45,42 @@ struct Int4Reach : Rows {
     const Int4Params &int4;
     int32 end_of_coded;
 
-    __device__ bool is_coded(int32 position) const { return ::is_coded(int4, position, end_of_coded); }
+    // A place counts pages of codes after the others, as slots do.
+    __device__ bool is_coded(const Place &place) const { return uint32(place.page) >= int4.to.pages; }
 };
 
 template <typename Rows>
 __device__ inline Place find_granule(const AttentionParams &p, const Int4Reach<Rows> &reach, const WorkItem &item, uint32 entries, const Tiles &tiles, uint32 tile) {
     const uint32 x = tiles.token(p, tile);
     if (x == Tiles::NOWHERE) return {-1, 0, 0};
-    int32 position = (reach.begin & ~int32(TILE - 1)) + int32(x);
+    int32 position = (reach.begin & ~int32(TILE - 1)) + int32(x), slot = 0;
     if (p.ids.data) {
         const Listed entry = listed(p, item, x);
+        slot = entry.slot;
         const uint32 e = p.block.divide(x);
         if (e >= entries || entry.id < 0 || entry.id == entry.previous || int64(entry.id) * p.block.value >= reach.end) return {-1, 0, 0};
         position = entry.id * int32(p.block.value) + int32(x - e * p.block.value);
     }
     if (position >= reach.end || position + (1 << p.log_granule) <= reach.begin) return {-1, 0, 0};
-    const bool is_coded = reach.is_coded(position);
+    const bool in_slots = p.slots.data, is_coded = in_slots ? uint32(slot) >= p.pages : ::is_coded(reach.int4, position, reach.end_of_coded);
     const View<2> &table = is_coded ? reach.int4.table : p.table;
     const Divisor &size = is_coded ? reach.int4.page : p.page;
-    const uint32 number = table.data ? size.divide(position) : 0;
-    const int32 page = table.data ? as<int32>(table.at(item.seq, number)) : item.seq;
-    if (uint32(page) >= (is_coded ? reach.int4.pages : p.pages)) return {-1, 0, 0};
-    return {position, page, position - int32(number * size.value)};
+    const uint32 number = in_slots || table.data ? size.divide(position) : 0, coded_from = is_coded ? p.pages : 0;
+    const uint32 page = in_slots ? slot - coded_from : table.data ? as<int32>(table.at(item.seq, number)) : item.seq;
+    if (page >= (is_coded ? reach.int4.pages : p.pages)) return {-1, 0, 0};
+    return {position, int32(coded_from + page), position - int32(number * size.value)};
 }
 
 template <typename Rows>
 __device__ inline void read_token(const AttentionParams &p, const Int4Reach<Rows> &reach, const WorkItem &item, bool is_value, const Place &token,
                                   float (&row)[LANE_CHANNELS]) {
-    if (!reach.is_coded(token.position)) return read_token(p, static_cast<const Reach &>(reach), item, is_value, token, row);
+    if (!reach.is_coded(token)) return read_token(p, static_cast<const Reach &>(reach), item, is_value, token, row);
     const Int4Params &int4 = reach.int4;
     const uint32 lane = threadIdx.x % WARP, dim = is_value ? p.value_dim : p.dim;
     const View<4> &codes = is_value ? int4.v : int4.k;
-    const char *const from = codes.at(token.page, token.row, item.head);
-    const float scale = widen_float8(as<uint8>((is_value ? int4.v_scale : int4.k_scale).at(token.page, token.row, item.head)), true);
+    const uint32 coded_page = token.page - p.pages;
+    const char *const from = codes.at(coded_page, token.row, item.head);
+    const float scale = widen_float8(as<uint8>((is_value ? int4.v_scale : int4.k_scale).at(coded_page, token.row, item.head)), true);
 #pragma unroll
     for (uint32 i = 0; i < CODED_CHANNELS; i++) {
         const uint32 channel = lane + i * WARP;
@@ -86,9 +89,9 @@ __device__ inline void read_token(const AttentionParams &p, const Int4Reach<Rows
     turn(row, dim);
     if (is_value) return;
     const uint32 block = int4.block.divide(token.position), number = int4.mean_table.data ? int4.mean_rows.divide(block) : 0;
-    const uint32 mean_row = block - number * int4.mean_rows.value;
-    int32 page = -1;
-    if (number < int4.most_mean_pages && mean_row < int4.mean_rows.value) page = int4.mean_table.data ? as<int32>(int4.mean_table.at(item.seq, number)) : item.seq;
+    const uint32 mean_row = p.slots.data ? 0 : block - number * int4.mean_rows.value;
+    int32 page = p.slots.data ? int32(coded_page) : -1;
+    if (!p.slots.data && number < int4.most_mean_pages && mean_row < int4.mean_rows.value) page = int4.mean_table.data ? as<int32>(int4.mean_table.at(item.seq, number)) : item.seq;
     const bool has_mean = uint32(page) < int4.mean_pages;
     const char *const mean = int4.means.at(has_mean ? page : 0, mean_row, item.head);
 #pragma unroll

@@ -26,35 +26,45 @@
 #include "cache/layout.cuh"
 
 constexpr uint32 THREADS = 128, WARPS = THREADS / WARP;
+constexpr uint32 CTAS = 7;  // of a multiprocessor: at eight the compiler would spill registers for 8.0
 
 // The tokens of a row: the token positions from … past − 1 have a place.
 struct Span {
     uint32 sequence;
     int32 from, past, newest;  // newest: the newest block after the append
-    int64 begin, given;        // the position of the first given token, and the number of given tokens
-    Tail tail;                 // before the append
+    int32 leaving;             // the block that leaves the tail and still has its page, or −1. The three newest blocks have pages
+    int32 begin, dropped;      // the position of the first given token, and how many tokens have no place
 
     __device__ bool is_empty() const { return from >= past; }
-    // The block that leaves the tail and still has its page, or −1. The three newest blocks have pages.
-    __device__ int32 leaving() const { return newest > tail.newest && newest - 2 >= tail.first ? newest - 2 : -1; }
 };
+constexpr uint32 ALL = ~0u;
 
 __device__ inline Span span_of(const AppendParams &p, uint32 i) {
-    Span s = {as<uint32>(p.sequences + i * p.sequences_seq), 0, 0, -1, as<int32>(p.begin + i * p.begin_seq), p.most, {-1, 0, 0, 0}};
-    if (p.lens) s.given = min(max(as<int32>(p.lens + i * p.lens_seq), 0), int32(p.most));
+    Span s = {as<uint32>(p.sequences + i * p.sequences_seq), 0, 0, -1, -1, as<int32>(p.begin + i * p.begin_seq), int32(p.most)};
+    if (p.lens) s.dropped = min(max(as<int32>(p.lens + i * p.lens_seq), 0), int32(p.most));
+    const int32 size = p.cache.size.value;
+    int64 first = s.begin, end = first + s.dropped;
+    const int64 end_of_row = end;
+    if (p.window != ALL) {
+        const int64 block = int64(p.cache.size.divide(max(s.begin, 0))) + p.window;
+        if (p.window) first = min(max(first, block * size), end);
+        end = max(min(end, (block + 1) * size), first);
+        s.dropped = end - first;
+    }
     const int32 blocks = s.sequence < p.cache.max_sequences ? p.cache.lens[s.sequence] : -1;
     if (blocks < 0) return s;
-    s.tail = p.layer.tails[s.sequence];
-    const int32 size = p.cache.size.value;
-    const int64 end = s.begin + s.given, at = min(max(s.begin, 0ll), end);
-    const int64 past = max(min(end, int64(blocks) * size), at);
+    const Tail tail = p.layer.tails[s.sequence];
+    const int64 at = min(max(first, 0ll), end), past = max(min(end, int64(blocks) * size), at);
     // The beginning of the first block in the tail. No token has a place where tokens before the given ones are missing.
-    const int64 in_tail = int64(min(max(s.tail.first, s.tail.newest - 1), s.tail.newest + 1)) * size;
-    const int64 from = min(at <= s.tail.tokens ? max(at, in_tail) : past, past);
-    s.newest = s.tail.newest;
+    const int64 in_tail = int64(min(max(tail.first, tail.newest - 1), tail.newest + 1)) * size;
+    const int64 from = min(at <= tail.tokens ? max(at, in_tail) : past, past);
+    s.newest = tail.newest;
     if (from >= past) return s;
-    s.from = from, s.past = past;
+    s.from = from, s.past = past, s.dropped -= past - from;
     s.newest = max(s.newest, int32(p.cache.size.divide(s.past - 1)));
+    // The block leaves in the last window that has tokens with a place.
+    const bool is_last = past == min(end_of_row, int64(blocks) * size);
+    if (is_last && s.newest > tail.newest && s.newest - 2 >= tail.first && !p.cache.is_first(s.newest - 2)) s.leaving = s.newest - 2;
     return s;
 }
 
@@ -168,7 +178,7 @@ __device__ inline uint32 take_slot(const AppendParams &p, uint32 host_run, uint3
 // Gives the run of a block that leaves the tail a slot. All threads of a CTA call it.
 __device__ inline void settle(const AppendParams &p, const Span &s, uint32 i, uint32 g) {
     __shared__ uint32 taken;
-    const int32 n = s.leaving();
+    const int32 n = s.leaving;
     const uint32 heads = p.cache.heads.value, block = p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n];
     if (threadIdx.x < WARP) {
         const uint32 slot = take_slot(p, block * heads + g, i * heads + g);
@@ -178,27 +188,27 @@ __device__ inline void settle(const AppendParams &p, const Span &s, uint32 i, ui
     const uint32 slot = taken;
     __syncthreads();  // before the next call writes it
     if (slot == NO_SLOT) return;
-    char *to = p.layer.pool + (uint64(p.cache.first_slot) + slot) * p.cache.run;
-    copy_units<THREADS, 4>(p.cache.tail(p.layer, s.sequence, n, g), to, p.cache.run, threadIdx.x);
+    // Its codes were made when it became whole, by an append before this one.
+    const char *from = p.cache.is_coded ? p.cache.coded_tail(p.layer, s.sequence, n, g) : p.cache.tail(p.layer, s.sequence, n, g);
+    copy_units<THREADS, 4>(from, p.cache.slot(p.layer, slot), p.cache.run, threadIdx.x);
 }
 
 // Moves the tail, lists the full pages for cache_write_back, and adds to the layer's counters.
 __device__ inline void finish_row(const AppendParams &p, const Span &s) {
     Clock &clock = *p.layer.clock;
-    const int64 dropped = s.given - (s.past - s.from);
-    if (dropped) atomicAdd(&clock.totals.dropped, uint64(dropped));
+    if (s.dropped) atomicAdd(&clock.totals.dropped, uint64(s.dropped));
     if (s.is_empty()) return;
     p.layer.tails[s.sequence].newest = s.newest;
     p.layer.tails[s.sequence].tokens = s.past;
-    const int32 first = p.cache.size.divide(s.from), past = p.cache.size.divide(s.past);
-    if (first == past) return;
+    const int32 begun = p.cache.size.divide(s.from), past = p.cache.size.divide(s.past), first = begun + p.cache.is_first(begun);
+    if (first >= past) return;
     atomicAdd(&clock.totals.written, uint64(past - first) * p.cache.heads.value * p.cache.run);
     const int32 *row = p.cache.table + uint64(s.sequence) * p.cache.max_blocks;
     for (int32 n = max(first, s.newest - 2); n < past; ++n)
         p.layer.full[atomicAdd(&clock.full, 1u)] = {p.cache.tail_page(s.sequence, n), uint32(row[n])};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 8) cache_append(const __grid_constant__ AppendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) cache_append(const __grid_constant__ AppendParams p) {
     wait_for_previous_kernel();
     const uint32 i = blockIdx.x / p.per_row, part = blockIdx.x - i * p.per_row;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = p.cache.heads.value;
@@ -212,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) cache_append(const __gr
                                 : p.cache.stored(p.layer, p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n], g);
         copy_token(p, i, token - s.begin, g, run, within, lane);
     }
-    const bool leaves = !s.is_empty() && s.leaving() >= 0, is_long = p.most > p.cache.size.value;
+    const bool leaves = !s.is_empty() && s.leaving >= 0, is_long = p.most > p.cache.size.value && p.window == ALL;
     for (uint32 g = part; leaves && !is_long && g < heads; g += p.per_row) settle(p, s, i, g);
     __shared__ bool is_last;
     __syncthreads();

@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
             ToCopy copy = {};
             if (n < due) copy = load(layer.to_copy + n);
             const char *source = layer.host + copy.host_run * p.cache.run;
-            char *target = layer.pool + uint64(p.cache.first_slot + copy.slot) * p.cache.run;
+            char *target = p.cache.slot(layer, copy.slot);
             for (uint32 left = __ballot_sync(FULL_WARP, n < due); left; left &= left - 1) {
                 const uint32 from = __ffs(left) - 1;
                 const auto source_of = __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(source), from);

@@ -72,7 +72,10 @@ struct ToCopy {
 };
 
 struct Layer {
-    char *pool;          // [total_slots] runs
+    char *pool;          // slots of the tails: runs as they are appended
+    char *slots_at;      // [slots] runs as they lie on the host
+    char *coded_tails;   // [max_sequences, 3, Hk] runs of codes, of blocks in tails; where blocks are coded
+    float *weights;      // [Hk, D] of key channels; where blocks are coded
     char *host;          // [host_blocks, Hk] runs
     Clock *clock;
     Tail *tails;         // [max_sequences]
@@ -92,21 +95,35 @@ struct Cache {
     Layer *layers;
     int32 *table;  // [max_sequences, max_blocks]
     int32 *lens;   // [max_sequences]: the number of blocks; −1 if there is no sequence
-    uint64 run;    // bytes of a run, a multiple of 64
-    uint32 parts[4], token[4];  // keys, values and their scales: offset in a run, bytes of a token
+    uint64 run, tail_run;  // bytes of a run on the host, and of one in a tail, multiples of 64
+    uint32 parts[4], token[4];  // keys, values and their scales: offset in a run of a tail, bytes of a token
     Divisor size, heads;        // S, Hk
     uint32 layer_count, max_sequences, max_blocks, first_slot, hold;
+    uint32 is_coded;  // whether blocks are coded as they become whole; then the first block of a sequence has a tail page of its own for good
 
-    __device__ uint32 tail_page(uint32 sequence, uint32 number) const { return sequence * 3 + number % 3; }
-    __device__ char *tail(const Layer &layer, uint32 sequence, uint32 number, uint32 head) const {
-        return layer.pool + (uint64(tail_page(sequence, number)) * heads.value + head) * run;
+    __device__ uint32 tail_page(uint32 sequence, uint32 number) const {
+        return sequence * (3 + is_coded) + (is_coded && number == 0 ? 3 : number % 3);
     }
+    __device__ bool is_first(int32 number) const { return is_coded && number == 0; }
+    __device__ char *tail(const Layer &layer, uint32 sequence, uint32 number, uint32 head) const {
+        return layer.pool + (uint64(tail_page(sequence, number)) * heads.value + head) * tail_run;
+    }
+    // The codes of a block in the tail, once it is whole.
+    __device__ char *coded_tail(const Layer &layer, uint32 sequence, uint32 number, uint32 head) const {
+        return layer.coded_tails + (uint64(sequence * 3 + number % 3) * heads.value + head) * run;
+    }
+    __device__ char *slot(const Layer &layer, uint32 slot) const { return layer.slots_at + slot * run; }
     __device__ char *stored(const Layer &layer, uint32 block, uint32 head) const {
         return layer.host + (uint64(block) * heads.value + head) * run;
     }
 };
 
+// Whether tokens of a block are written to the tail.
 __device__ inline bool holds(Tail tail, int32 number) { return number >= max(tail.first, tail.newest - 1) && number <= tail.newest; }
+// Whether a block is read from the tail.
+__device__ inline bool is_in_tail(const Cache &cache, Tail tail, int32 number) {
+    return holds(tail, number) || (cache.is_first(number) && tail.newest >= 0);
+}
 
 // --- append ---------------------------------------------------------------------------------------------------------------
 
@@ -123,6 +140,8 @@ struct AppendParams {
     PartRows rows[4];
     uint32 most;         // T
     uint32 per_row;      // CTAs of a row
+    // ALL, or of each row the tokens in this block of those that its tokens lie in: blocks are coded one after the other
+    uint32 window, unused;
     uint32 log_unit[4];  // the unit of copies: 16 bytes if rows are packed and aligned, else a channel
 };
 
@@ -181,4 +200,23 @@ struct RowParams {
 struct ForkParams {
     Cache cache;
     uint32 from, to, whole, is_opened, content, tokens;
+};
+
+// --- codes ----------------------------------------------------------------------------------------------------------------
+
+// How a block is coded, and where its codes lie in a run.
+struct Coding {
+    uint32 parts[4];  // codes of keys and of values, their scales: offset in a run
+    uint32 mean;      // the mean key's
+    uint32 dim, value_dim, dtype;
+    float factor, value_factor;  // of a rotated key and value
+};
+struct CodeParams {
+    Layer layer;
+    Cache cache;
+    Coding coding;
+};
+struct OpenParams {
+    ForkParams fork;
+    Coding coding;
 };

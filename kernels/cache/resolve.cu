@@ -76,7 +76,7 @@ struct Found {
 __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, uint32 head, int32 id, int32 block, uint32 now) {
     Found found;
     if (id < 0 || id >= sequence.blocks) return found;
-    if (holds(sequence.tail, id)) {
+    if (is_in_tail(p.cache, sequence.tail, id)) {
         found.slot = p.cache.tail_page(sequence.number, id) * p.cache.heads.value + head, found.is_resident = true;
         return found;
     }

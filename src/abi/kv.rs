@@ -7,6 +7,12 @@ use std::mem::offset_of;
 /// Reports how much of an allocation is done: `done` of `total` bytes; the last call has done = total. Does not unwind.
 pub type vwd_progress = Option<unsafe extern "C" fn(progress_context: *mut c_void, done: u64, total: u64)>;
 
+/// `coding` of `vwd_kv_cache_options`: blocks lie as they were appended.
+pub const VWD_CODING_EXACT: u32 = 0;
+/// `coding` of `vwd_kv_cache_options`: blocks are coded in INT4 once they are whole, as `vwd_kv_quantize` codes them, and lie so on the host
+/// and in slots. The first block of a sequence and those in its tail lie as they were appended.
+pub const VWD_CODING_INT4: u32 = 1;
+
 /// Options of `vwd_kv_cache_create`. A size without a default must be at least 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -44,11 +50,18 @@ pub struct vwd_kv_cache_options {
     /// The slots of each layer, `layers` numbers of at least 1 in host memory; may be NULL: every layer has `slots`. Read during the
     /// call. `vwd_kv_cache_share_slots` shares a number of slots out.
     pub layer_slots: *const u32,
+    /// VWD_CODING_EXACT or VWD_CODING_INT4. INT4: block_size a multiple of 16 up to 128, key_dim and value_dim multiples of 16 in
+    /// 64 … 256, keys and values of 16 or 32 bits.
+    pub coding: u32,
+    /// With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
+    /// that is not a finite number above 0 counts as 1. Read during the call.
+    pub weights: *const f32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_options {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_kv_cache_options, layer_slots), size_of::<Self>()];
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_kv_cache_options, layer_slots), offset_of!(vwd_kv_cache_options, coding), size_of::<Self>()];
 }
 
 /// The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created.
@@ -57,7 +70,8 @@ unsafe impl Versioned for vwd_kv_cache_options {
 pub struct vwd_kv_cache_sizes {
     pub struct_size: u32,
     pub flags: u32,
-    /// Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other.
+    /// Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. With VWD_CODING_INT4
+    /// their codes, and the mean key.
     pub run_bytes: u64,
     /// Bytes of pinned host memory, from the session.
     pub host_bytes: u64,
@@ -74,13 +88,17 @@ unsafe impl Versioned for vwd_kv_cache_sizes {}
 
 /// Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 ///
-/// k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+/// k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
+///                        the tails alone, n slots; slots from n on name the pages of the codes.
 /// k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 /// tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
-///                        for vwd_index_update.
+///                        for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 /// tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 /// tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
-///                        a sequence is in while it is one of the two newest.
+///                        a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+/// int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
+///                        slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
+///                        if the options had none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_kv_cache_layer {
@@ -95,10 +113,18 @@ pub struct vwd_kv_cache_layer {
     pub tail_k_scale: vwd_tensor,
     pub tail_v_scale: vwd_tensor,
     pub tail_table: vwd_tensor,
+    pub int4_k: vwd_tensor,
+    pub int4_v: vwd_tensor,
+    pub int4_k_scale: vwd_tensor,
+    pub int4_v_scale: vwd_tensor,
+    pub int4_means: vwd_tensor,
+    pub weights: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_kv_cache_layer {}
+unsafe impl Versioned for vwd_kv_cache_layer {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_kv_cache_layer, int4_k), size_of::<Self>()];
+}
 
 /// Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
 /// one KV head of one layer.

@@ -71,7 +71,8 @@ unsafe impl Sync for vwd_tensor {}
 ///                                          in which each entry lies, in place of the page table. k and v are then a pool
 ///                                          [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
 ///                                          P, and an entry's tokens start at row id·S mod P. An entry whose slot is −1 or
-///                                          any other number outside the pool adds nothing.
+///                                          any other number outside the pool adds nothing. With `vwd_int4_kv` slots go on with its
+///                                          pages after those of the pool.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_block_list {

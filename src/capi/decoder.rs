@@ -81,7 +81,7 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
 /// positions.
 ///
-/// cache  Of the session. Kept alive by the decoder; may be released first.
+/// cache  Of the session, with VWD_CODING_EXACT. Kept alive by the decoder; may be released first.
 /// The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
 /// pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
 /// strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is

@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
 /// that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
 /// and fetch bring it back when a list names it. Forks share whole blocks, which never change.
+///
+/// With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
+/// a sequence is not coded: it has a slot of its own for each KV head, where it is always resident, and each fork has a copy.
 pub struct vwd_kv_cache(pub(super) Arc<KvCache>, Process);
 
 impl Handle for vwd_kv_cache {
@@ -144,7 +147,8 @@ pub unsafe extern "C" fn vwd_kv_cache_extend(
 }
 
 /// Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
-/// are copied.
+/// are copied. With VWD_CODING_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
+/// that is coded become what their codes stand for.
 ///
 /// sequence  The parent, which stays as it is.
 /// tokens    At most as many as were appended in every layer; the keys and values of further tokens would be undefined.
@@ -170,7 +174,8 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
 }
 
 /// Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-/// append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
+/// append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_CODING_INT4 a cut in a block
+/// that is coded leaves tokens that are what their codes stand for.
 ///
 /// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
 /// room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error

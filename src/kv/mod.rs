@@ -4,7 +4,8 @@
 //! A run is the memory of one block of one KV head of one layer: keys, values, scales. The host tier has a run for every whole
 //! block, [layer, block, KV head]; the pool of a layer has slots of one run each. The newest blocks of a sequence lie in reserved
 //! slots, the sequence's tail, where tokens are appended; a block that is full is written back to its host run. Sequences may share
-//! whole blocks, which never change.
+//! whole blocks, which never change. A cache may code blocks in INT4 as they become whole: then runs hold codes, all but those of tails, and
+//! the first block of a sequence stays in a slot of its tail.
 
 mod cpu;
 mod cuda;
@@ -58,7 +59,7 @@ pub const FAMILIES: &[Family] = &[Family::of::<Kernels>()];
 /// The memory that a cache of these options takes.
 ///
 /// # Safety
-/// `layer_slots` is NULL or has `layers` numbers.
+/// `layer_slots` is NULL or has `layers` numbers, and `weights` is NULL or has [layers, Hk, D].
 pub unsafe fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
     // SAFETY: says the caller.
     sizes(&unsafe { CacheOptions::from_c(c)? })
@@ -69,12 +70,13 @@ fn sizes(all: &CacheOptions) -> Result<vwd_kv_cache_sizes> {
     let options = &all.fewest;
     let product =
         |factors: &[u64]| factors.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
-    let run = options.run().bytes as u64;
+    let (run, tail_run) = (options.run().bytes as u64, options.tail_run().bytes as u64);
     let (layers, heads) = (options.layers as u64, options.kv_heads as u64);
     let host = product(&[layers, options.host_blocks as u64, heads, run]);
     let of_kind = |(layer, count): (Options, usize)| {
-        let slots = product(&[layer.total_slots() as u64, run])?;
-        product(&[count as u64, slots.checked_add(Bookkeeping::of(&layer).bytes)?])
+        // Both products fit, so that pool_bytes does, too.
+        product(&[layer.total_slots() as u64, run.max(tail_run), 2])?;
+        product(&[count as u64, layer.pool_bytes().checked_add(Bookkeeping::of(&layer).bytes)?])
     };
     let device = all.kinds().try_fold(Tables::of(options).bytes, |sum, kind| sum.checked_add(of_kind(kind)?));
     let (Some(host_bytes), Some(device_bytes)) = (host, device) else {
@@ -93,10 +95,11 @@ fn sizes(all: &CacheOptions) -> Result<vwd_kv_cache_sizes> {
 
 impl KvCache {
     /// # Safety
-    /// `progress` of the options is NULL or keeps its contract, and `layer_slots` is NULL or has `layers` numbers.
+    /// `progress` of the options is NULL or keeps its contract, `layer_slots` is NULL or has `layers` numbers, and `weights` is NULL or has
+    /// [layers, Hk, D].
     pub unsafe fn create(session: &Arc<Session>, c: &vwd_kv_cache_options) -> Result<KvCache> {
         // SAFETY: says the caller.
-        let all = unsafe { CacheOptions::from_c(c)? };
+        let all = unsafe { CacheOptions::from_c(c)?.with_weights(c.weights)? };
         let (options, sizes) = (all.fewest, sizes(&all)?);
         let progress = |done: u64| {
             if let Some(call) = c.progress {
@@ -234,10 +237,16 @@ impl KvCache {
     pub fn view(&self, layer: u32) -> Result<vwd_kv_cache_layer> {
         let (layer, state, device) = (self.layer(layer)?, self.state.lock(), self.session.device());
         let pool = state.store.pool(layer);
-        let Options { max_sequences, max_blocks, kv_heads, .. } = self.options;
-        let pages = self.options.tail_slots() / kv_heads;
-        let [k, v, k_scale, v_scale] = self.parts(pool, self.all.layer(layer).total_slots(), 1);
+        let options = self.all.layer(layer);
+        let Options { max_sequences, max_blocks, kv_heads, .. } = options;
+        let pages = options.tail_slots() / kv_heads;
+        let exact_slots = if options.is_coded { options.tail_slots() } else { options.total_slots() };
+        let [k, v, k_scale, v_scale] = self.parts(pool, exact_slots, 1);
         let [tail_k, tail_v, tail_k_scale, tail_v_scale] = self.parts(pool, pages, kv_heads);
+        let [int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means] =
+            self.codes(pool.wrapping_add(options.first_slot_at() as usize), options.slots);
+        let (weights, dim) = (state.store.weights(layer), options.dims[0]);
+        let weights = if self.all.weights(layer).is_some() { weights } else { std::ptr::null_mut() };
         Ok(vwd_kv_cache_layer {
             struct_size: size_of::<vwd_kv_cache_layer>() as u32,
             flags: 0,
@@ -256,20 +265,51 @@ impl KvCache {
                 &[max_sequences, max_blocks],
                 &[max_blocks, 1],
             ),
+            int4_k,
+            int4_v,
+            int4_k_scale,
+            int4_v_scale,
+            int4_means,
+            weights: strided(device, weights.cast(), DType::F32, &[kv_heads, dim], &[dim, 1]),
         })
     }
 
     /// The runs of a layer in host memory, as pages of one block each: keys and values [host_blocks, S, Hk, channels], and the scales of both,
-    /// [host_blocks, S, Hk]. A CUDA device reads them where they lie. Blocks in a sequence's tail may not be there yet.
+    /// [host_blocks, S, Hk]. A CUDA device reads them where they lie. Blocks in a sequence's tail may not be there yet. Of a cache whose
+    /// blocks are not coded.
     pub fn stored(&self, layer: u32) -> Result<[vwd_tensor; 4]> {
         let host = self.state.lock().store.host(self.layer(layer)?);
         Ok(self.parts(host, self.options.host_blocks, self.options.kv_heads))
     }
 
-    /// The parts of `count` times `heads` runs from `base` on: keys, values, and the scales of both, which may be absent.
+    /// The codes of `count` runs from `base` on, their scales, and the means; absent where blocks are not coded.
+    fn codes(&self, base: *mut u8, count: usize) -> [vwd_tensor; 5] {
+        let (Options { block_size, dtype, dims, is_coded, .. }, run) = (self.options, self.options.run());
+        let absent_or = |at: usize| if is_coded { base.wrapping_add(at) } else { std::ptr::null_mut() };
+        let device = self.session.device();
+        let [keys, values, key_scales, value_scales] = run.parts;
+        let codes = |part: Part| {
+            let (shape, strides) = ([count, block_size, 1, part.token], [run.bytes, part.token, run.bytes, 1]);
+            strided(device, absent_or(part.begin), DType::U8, &shape, &strides)
+        };
+        let scales = |part: Part| {
+            strided(device, absent_or(part.begin), DType::F8E4M3, &[count, block_size, 1], &[run.bytes, 1, run.bytes])
+        };
+        let (mean, element) = (absent_or(run.mean), dtype.bytes());
+        let strides = [run.bytes / element, dims[0], dims[0], 1];
+        [
+            codes(keys),
+            codes(values),
+            scales(key_scales),
+            scales(value_scales),
+            strided(device, mean, dtype, &[count, 1, 1, dims[0]], &strides),
+        ]
+    }
+
+    /// The parts of `count` times `heads` runs from `base` on, as they lie in tails: keys, values, and the scales of both, which may be absent.
     fn parts(&self, base: *mut u8, count: usize, heads: usize) -> [vwd_tensor; 4] {
         let Options { block_size, dtype, dims, .. } = self.options;
-        let run = self.options.run();
+        let run = self.options.tail_run();
         let part = |part: Part, dtype: DType, channels: Option<usize>| {
             let element = dtype.bytes();
             let shape: Vec<usize> = [count, block_size, heads].into_iter().chain(channels).collect();

@@ -56,6 +56,9 @@ pub trait Store: Send {
     /// The address of the first slot of a layer.
     fn pool(&self, layer: usize) -> *mut u8;
 
+    /// The weights of a layer's key channels, [Hk, D], where blocks are coded; may be NULL: 1.
+    fn weights(&self, layer: usize) -> *mut f32;
+
     /// The address of the first run of a layer in host memory, as the backend reads it.
     fn host(&self, layer: usize) -> *mut u8;
 

@@ -37,7 +37,7 @@ pub struct Int4Kv<'a> {
     /// Both [pages, P, Hk], as the bytes of e4m3.
     pub k_scale: Tensor<'a>,
     pub v_scale: Tensor<'a>,
-    /// The pages of k and v; its lengths are those of the coded tokens.
+    /// The pages of k and v; its lengths are those of the coded tokens. In slots: a page is one block, whose mean has the same page.
     pub pages: Pages<'a>,
     /// [mean_pages, rows, Hk, D]
     pub means: Tensor<'a>,
@@ -52,7 +52,7 @@ impl<'a> Int4Kv<'a> {
     pub fn from_c(
         checks: &Checks,
         c: *const vwd_int4_kv,
-        kv: &PagedKv,
+        kv: &PagedKv<'a>,
         room: &'a mut MaybeUninit<vwd_int4_kv>,
     ) -> Result<Option<Int4Kv<'a>>> {
         if c.is_null() {
@@ -64,17 +64,14 @@ impl<'a> Int4Kv<'a> {
     }
 
     #[inline(never)]
-    fn checked(checks: &Checks, c: &'a vwd_int4_kv, kv: &PagedKv) -> Result<Int4Kv<'a>> {
+    fn checked(checks: &Checks, c: &'a vwd_int4_kv, kv: &PagedKv<'a>) -> Result<Int4Kv<'a>> {
         require_no_flags("kv.int4.flags", c.flags)?;
-        if kv.pages.in_slots {
-            return Err(Error::argument("kv.int4", "given beside the slots of a list", "one of the two"));
-        }
         if kv.k.dtype.is_float8() {
             let found = format!("given for kv.k of dtype {}", kv.k.dtype);
             return Err(Error::argument("kv.int4", found, "float32, float16 or bfloat16 beside it"));
         }
         let block_size = c.block_size as usize;
-        if !(BLOCK_UNIT..=MAX_BLOCK).contains(&block_size) || !block_size.is_multiple_of(BLOCK_UNIT) {
+        if !is_block_size(block_size) {
             return Err(Error::argument("kv.int4.block_size", block_size, "a multiple of 16 from 16 to 128"));
         }
         let exact_tokens = c.exact_tokens as usize;
@@ -84,7 +81,7 @@ impl<'a> Int4Kv<'a> {
         }
         let (heads, dim, value_dim) = (("Hk", kv.k.dim(2)), kv.k.dim(3), kv.v.dim(3));
         for (t, dim) in [(&kv.k, dim), (&kv.v, value_dim)] {
-            if !(MIN_CODED..=MAX_CODED).contains(&dim) || !dim.is_multiple_of(16) {
+            if !is_dim(dim) {
                 let found = format!("head dimension {dim} with int4");
                 return Err(Error::argument(&t.name().to_string(), found, "a multiple of 16 from 64 to 256"));
             }
@@ -98,7 +95,21 @@ impl<'a> Int4Kv<'a> {
         let v_scale = checks.input("kv.int4.v_scale", &c.v_scale, scale, &rows)?;
         let batch = ("B of q", kv.pages.batch());
         let names = ["kv.int4.page_table", "kv.int4.coded_lens"];
-        let pages = Pages::new(checks, &k, names, &c.page_table, &c.coded_lens, batch)?;
+        let in_slots = kv.pages.in_slots;
+        let pages = match in_slots {
+            true => Pages { table: None, seq_lens: kv.pages.seq_lens, count: k.dim(0), size: k.dim(1), in_slots },
+            false => Pages::new(checks, &k, names, &c.page_table, &c.coded_lens, batch)?,
+        };
+        if in_slots {
+            require_none_beside_slots(c)?;
+            if pages.size != block_size {
+                return Err(Error::argument(
+                    "kv.int4.k",
+                    format!("slots of {} tokens", pages.size),
+                    "block_size of them",
+                ));
+            }
+        }
         if pages.table.is_some()
             && !pages.size.is_multiple_of(block_size)
             && !block_size.is_multiple_of(pages.size.max(1))
@@ -106,18 +117,19 @@ impl<'a> Int4Kv<'a> {
             let expected = format!("a divisor or a multiple of the page size {}", pages.size);
             return Err(Error::argument("kv.int4.block_size", block_size, expected));
         }
-        let means = checks.input(
-            "kv.int4.means",
-            &c.means,
-            DType::FLOATS,
-            &[("mean_pages", ANY), ("rows", ANY), heads, ("D", dim)],
-        )?;
+        let [mean_pages, rows] = match in_slots {
+            true => [("pages of kv.int4.k", pages.count), ("one row", 1)],
+            false => [("mean_pages", ANY), ("rows", ANY)],
+        };
+        let means = checks.input("kv.int4.means", &c.means, DType::FLOATS, &[mean_pages, rows, heads, ("D", dim)])?;
         let shape = [batch, ("max_mean_pages", ANY)];
         let mean_table = checks.optional_input("kv.int4.mean_table", &c.mean_table, &[DType::I32], &shape)?;
-        if mean_table.is_none() && means.dim(0) < kv.pages.batch() {
+        if !in_slots && mean_table.is_none() && means.dim(0) < kv.pages.batch() {
             let found = format!("{} pages for {} sequences without a table", means.dim(0), kv.pages.batch());
             return Err(Error::argument("kv.int4.means", found, "one page a sequence"));
         }
+        // How many KV heads there are, only the lists say where slots name the pages.
+        let heads = if in_slots { ("Hk", ANY) } else { heads };
         let weights = given(&c.weights)
             .map(|t| checks.input("kv.int4.weights", t, &[DType::F32], &[heads, ("D", dim)]))
             .transpose()?;
@@ -126,6 +138,9 @@ impl<'a> Int4Kv<'a> {
 
     /// What a session that checks contents reads: coded lengths, which pages have room for and `seq_lens` cover, pages and weights.
     pub fn contents(&self, seq_lens: Tensor<'a>) -> Vec<Rule<'a>> {
+        if self.pages.in_slots {
+            return self.weights.map(Rule::factor).into_iter().collect();
+        }
         let coded = Number::of(self.pages.seq_lens);
         let mut rules =
             vec![contents::seq_lens(&self.pages), Rule::within(self.pages.seq_lens, 0, Number::of(seq_lens).plus(1))];
@@ -191,14 +206,14 @@ impl<'a> Int4Kv<'a> {
         page.filter(|&page| page < self.means.dim(0)).map(|page| [page, row])
     }
 
-    /// The mean of block `j` of sequence `i`, KV head `head`; zeros where it has no page.
+    /// The mean at a place that [`Int4Kv::mean_place`] gave, or of a slot's page, of KV head `head`; zeros where there is none.
     ///
     /// # Safety
-    /// As for [`Int4Kv::coded`]; `mean` has D elements.
-    pub unsafe fn read_mean(&self, i: usize, j: usize, head: usize, mean: &mut [f32]) {
-        // SAFETY: as the caller says; the place is inside the means.
+    /// As for [`Int4Kv::coded`]; the place is inside the means, and `mean` has D elements.
+    pub unsafe fn read_mean(&self, place: Option<[usize; 2]>, head: usize, mean: &mut [f32]) {
+        let Some([page, row]) = place else { return mean.fill(0.0) };
+        // SAFETY: as the caller says.
         unsafe {
-            let Some([page, row]) = self.mean_place(i, j) else { return mean.fill(0.0) };
             with_float!(self.means.dtype, T => {
                 let from = self.means.row::<T, 3>([page, row, head]);
                 match from.packed() {
@@ -226,8 +241,50 @@ impl<'a> Int4Kv<'a> {
     /// As for [`Int4Kv::coded`]; there are such a head and channel.
     unsafe fn weight(&self, head: usize, d: usize) -> f32 {
         // SAFETY: as the caller says.
-        let weight = self.weights.map_or(1.0, |weights| unsafe { weights.get::<f32, 2>([head, d]) });
-        if weight > 0.0 && weight.is_finite() { weight } else { 1.0 }
+        valid_weight(self.weights.map_or(1.0, |weights| unsafe { weights.get::<f32, 2>([head, d]) }))
+    }
+}
+
+/// What is not a finite number above 0 counts as 1.
+pub fn valid_weight(weight: f32) -> f32 {
+    if weight > 0.0 && weight.is_finite() { weight } else { 1.0 }
+}
+
+/// Checks sizes and dtype that options of that prefix give for blocks that are coded.
+pub fn check_sizes(prefix: &str, block_size: usize, [key, value]: [usize; 2], dtype: DType) -> Result<()> {
+    let error = |name: &str, found: String, expected| Err(Error::argument(&format!("{prefix}{name}"), found, expected));
+    if dtype.is_float8() {
+        return error("dtype_code", format!("{dtype} with INT4"), "float32, float16 or bfloat16");
+    }
+    if !is_block_size(block_size) {
+        return error("block_size", format!("{block_size} with INT4"), "a multiple of 16 from 16 to 128");
+    }
+    for (name, dim) in [("key_dim", key), ("value_dim", value)] {
+        if !is_dim(dim) {
+            return error(name, format!("{dim} with INT4"), "a multiple of 16 from 64 to 256");
+        }
+    }
+    Ok(())
+}
+
+fn is_block_size(block_size: usize) -> bool {
+    (BLOCK_UNIT..=MAX_BLOCK).contains(&block_size) && block_size.is_multiple_of(BLOCK_UNIT)
+}
+
+fn is_dim(dim: usize) -> bool {
+    (MIN_CODED..=MAX_CODED).contains(&dim) && dim.is_multiple_of(16)
+}
+
+/// Refuses what says where coded tokens lie, which the slots of a list do.
+fn require_none_beside_slots(c: &vwd_int4_kv) -> Result<()> {
+    let tensors = [("page_table", &c.page_table), ("coded_lens", &c.coded_lens), ("mean_table", &c.mean_table)];
+    if let Some((name, _)) = tensors.into_iter().find(|(_, t)| given(t).is_some()) {
+        let name = format!("kv.int4.{name}");
+        return Err(Error::argument(&name, "given beside the slots of a list", "none: slots say what is coded"));
+    }
+    match c.exact_tokens {
+        0 => Ok(()),
+        n => Err(Error::argument("kv.int4.exact_tokens", n, "0 beside the slots of a list, which say what is coded")),
     }
 }
 

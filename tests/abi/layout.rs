@@ -426,6 +426,8 @@ structs! {
         progress,
         progress_context,
         layer_slots,
+        coding,
+        weights,
     }
     vwd_kv_cache_sizes {
         struct_size,
@@ -448,6 +450,12 @@ structs! {
         tail_k_scale,
         tail_v_scale,
         tail_table,
+        int4_k,
+        int4_v,
+        int4_k_scale,
+        int4_v_scale,
+        int4_means,
+        weights,
     }
     vwd_kv_cache_stats {
         struct_size,

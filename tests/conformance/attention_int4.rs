@@ -9,6 +9,7 @@ use vanward::abi::*;
 pub const CASES: &[Case] = cases![
     attention_over_int4_agrees_with_the_formula,
     attention_over_int4_with_every_option_agrees_with_the_formula,
+    attention_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_partials_over_int4_are_the_states_of_their_groups,
     repair_over_int4_covers_what_it_should,
     repair_exact_over_int4_is_attention_over_the_selected_blocks,
@@ -38,6 +39,12 @@ fn plain(rng: &mut Rng) -> Spec {
         int4: true,
         ..Spec::default()
     }
+}
+
+/// Lists that say where their entries lie, exact or coded.
+fn in_slots(spec: Spec) -> Spec {
+    let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
+    Spec { slots: true, page: spec.block, lists, ..spec }
 }
 
 fn with_options(rng: &mut Rng) -> Spec {
@@ -72,16 +79,25 @@ fn attention_over_int4_with_every_option_agrees_with_the_formula(backend: &Backe
     });
 }
 
+fn attention_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
+    rounds(40, |rng| {
+        let spec = with_options(rng);
+        agrees(backend, rng, in_slots(spec));
+    });
+}
+
 fn attention_partials_over_int4_are_the_states_of_their_groups(backend: &Backend) {
     rounds(20, |rng| {
         let group = rng.pick(&[1, 1, 2, 5]);
         let spec = Spec { most: 300, ..with_options(rng) };
+        let spec = if rng.one_in(3) { in_slots(spec) } else { spec };
         partials_agree(backend, rng, spec, group);
     });
 }
 
 fn listed(rng: &mut Rng) -> Spec {
     let spec = Spec { most: 400, ..with_options(rng) };
+    let spec = if rng.one_in(3) { in_slots(spec) } else { spec };
     if spec.lists == Lists::Absent { Spec { lists: Lists::Shared, ..spec } } else { spec }
 }
 

@@ -314,13 +314,17 @@ impl Model {
         };
         let sizes = int4::Sizes {
             batch: spec.batch,
-            kv_heads,
+            kv_heads: if spec.slots { spec.kv_heads } else { kv_heads },
             dims: [spec.dim, spec.value_dim],
             block: spec.block,
             most: spec.most,
             in_tiles: spec.aligned.then_some(spec.kv_type),
+            in_slots: spec.slots,
         };
         let int4 = spec.int4.then(|| Int4::random(rng, sizes));
+        let coded_pages = int4.as_ref().map_or(0, |int4| int4.codes[0].shape[0]);
+        let mut coded_order: Vec<i64> = (0..coded_pages as i64).map(|page| pages as i64 + page).collect();
+        rng.shuffle(&mut coded_order);
         // Kernels on tensor cores round queries of float32 to the type of the keys.
         let query_type = if spec.kv_type.bits == 16 && spec.q_type == F32 { spec.kv_type } else { spec.q_type };
         let mut model = Model {
@@ -331,7 +335,13 @@ impl Model {
             scales,
             table: Array::from_fn(&[spec.batch, max_pages], |at| order[(at[0] * max_pages + at[1]) % order.len()]),
             slots: Array::from_fn(&[spec.batch, spec.kv_heads, max_pages], |at| {
-                order[((at[0] * spec.kv_heads + at[1]) * max_pages + at[2]) % order.len()]
+                let n = (at[0] * spec.kv_heads + at[1]) * max_pages + at[2];
+                // Two of three blocks are coded.
+                if n.is_multiple_of(3) || coded_pages == 0 {
+                    order[n % order.len()]
+                } else {
+                    coded_order[n % coded_pages]
+                }
             }),
             lens,
             q_lens,
@@ -346,7 +356,7 @@ impl Model {
         // A page or slot that is not there holds nothing.
         for page in model.table.data.iter_mut().chain(&mut model.slots.data) {
             if rng.one_in(12) {
-                *page = rng.pick(&[-1, i32::MIN as i64, i32::MAX as i64, pages as i64]);
+                *page = rng.pick(&[-1, i32::MIN as i64, i32::MAX as i64, (pages + coded_pages) as i64]);
             }
         }
         model
@@ -442,14 +452,22 @@ impl Model {
         (0..self.k.shape[0] as i64).contains(&page).then_some([page as usize, row, head])
     }
 
-    fn is_coded(&self, i: usize, t: usize) -> bool {
-        self.int4.as_ref().is_some_and(|int4| int4.coded(i, self.len(i)).contains(&t))
+    /// (page, row, head) of a token among those that are coded: `None` where it is not, `Some(None)` where no page holds it.
+    fn coded_place(&self, i: usize, g: usize, t: usize) -> Option<Option<[usize; 3]>> {
+        let int4 = self.int4.as_ref()?;
+        if !int4.in_slots {
+            return int4.coded(i, self.len(i)).contains(&t).then(|| int4.place(i, g, t));
+        }
+        let slot = self.slots.row([i, g]).get(t / self.spec.page)?;
+        let page = usize::try_from(*slot).ok()?.checked_sub(self.k.shape[0])?;
+        Some((page < int4.codes[0].shape[0]).then_some([page, t % int4.block, 0]))
     }
 
     /// Key and value of a token; none where no page holds it.
     fn token(&self, i: usize, g: usize, t: usize) -> Option<[Vec<f64>; 2]> {
-        if let Some(int4) = self.int4.as_ref().filter(|_| self.is_coded(i, t)) {
-            return int4.token(i, g, t);
+        if let Some((int4, place)) = self.int4.as_ref().zip(self.coded_place(i, g, t)) {
+            let [page, row, _] = place?;
+            return if int4.in_slots { Some(int4.token_in_slot([page, row], g)) } else { int4.token(i, g, t) };
         }
         let at = self.place(i, g, t)?;
         let row = |of: &Array<f64>, scale: &Array<f64>| of.row(at).iter().map(|x| x * scale[at]).collect();
@@ -499,10 +517,10 @@ impl Model {
             let [i, r, g] = [at[0], at[1], at[2]];
             for ids in lists {
                 for t in self.tokens(i, r, self.list(ids, i, r, g)) {
-                    match self.place(i, g, t) {
-                        _ if self.is_coded(i, t) => coded.push([i, g, t]),
-                        Some(place) => used[place] = true,
-                        None => {}
+                    match (self.coded_place(i, g, t), self.place(i, g, t)) {
+                        (Some(place), _) => coded.extend(place),
+                        (None, Some(place)) => used[place] = true,
+                        (None, None) => {}
                     }
                 }
             }

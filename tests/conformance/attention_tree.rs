@@ -3,9 +3,10 @@
 use crate::Case;
 use crate::attention_model::*;
 use crate::attention_rows::{Prediction, agrees};
-use crate::support::trees::Masks;
+use crate::support::trees::{Masks, ancestries, random_parents};
 use crate::support::*;
 use vanward::abi::*;
+use vanward::capi::vwd_attention;
 
 pub const CASES: &[Case] = cases![
     attention_of_a_tree_agrees_with_the_formula,
@@ -14,6 +15,7 @@ pub const CASES: &[Case] = cases![
     attention_of_a_chain_given_as_a_tree_is_attention_without,
     attention_of_a_tree_by_verify128_agrees_with_the_formula,
     attention_of_a_chain_given_as_a_tree_by_verify128_is_attention_without,
+    attention_of_a_node_within_a_tile_is_that_of_its_path_alone,
     repair_superset_of_a_tree_covers_predicted_and_selected_blocks,
     repair_exact_of_a_tree_covers_the_selected_blocks_alone,
     repair_of_a_tree_in_two_launches_attends_by_verify128,
@@ -159,5 +161,59 @@ fn repair_exact_of_a_tree_covers_the_selected_blocks_alone(backend: &Backend) {
         let call = case.repair(VWD_REPAIR_EXACT, &results);
         case.placed.call_repair(&vwd_repair_args { predicted_partials: partials_of(&kept), ..call });
         case.check(true, &results);
+    });
+}
+
+/// Tokens that the CPU attends together: docs/trees.md promises bits for trees that lie in one such tile.
+const TILE: usize = 64;
+
+/// On the CPU the bits are those of a sequence that has the path's tokens and no others; on CUDA two kernels give them.
+fn attention_of_a_node_within_a_tile_is_that_of_its_path_alone(backend: &Backend) {
+    rounds(12, |rng| {
+        let (heads, dim, page, nodes) =
+            (rng.pick(&[[3, 1], [4, 4], [6, 2]]), rng.pick(&[16, 64]), 16, rng.size(2..=20));
+        let base = rng.size(0..=9) * TILE + rng.size(0..=TILE - nodes);
+        let paths: Vec<Vec<usize>> =
+            ancestries(&random_parents(rng, nodes)).into_iter().map(|path| path.expect("a sound tree")).collect();
+        let layout = Layout::default();
+        let kv_type = rng.pick(&[F16, BF16, F32]);
+        // Kernels on tensor cores round queries to the type of the keys, and weights to that of the values.
+        let q = rng.normals(&[1, nodes, heads[0], dim]).map(|&x| kv_type.round(x));
+        let tolerance = if backend.is_cuda() { 1e-4 + 2.0 * kv_type.epsilon() } else { 0.0 };
+        let rows = [(); 2].map(|()| rng.normals(&[base + nodes, heads[1], dim]));
+        // The tokens that a sequence has, by their rows, and the queries at its end.
+        let attend = |tokens: &[usize], queries: &[usize], tree: Option<&Tensor>| {
+            let pages = tokens.len().div_ceil(page);
+            let [k, v] = rows.each_ref().map(|rows| {
+                let row = |at: &[usize]| tokens.get(at[0] * page + at[1]).map_or(0.0, |&t| rows[[t, at[2], at[3]]]);
+                Tensor::floats(backend, kv_type, &Array::from_fn(&[pages, page, heads[1], dim], row), &layout)
+            });
+            let of_queries =
+                Array::from_fn(&[1, queries.len(), heads[0], dim], |at| q[[0, queries[at[1]], at[2], at[3]]]);
+            let q = Tensor::floats(backend, F32, &of_queries, &layout);
+            let table = Tensor::ints(backend, I32, &Array::from_fn(&[1, pages], |at| at[1] as i64), &layout);
+            let lens = Tensor::ints(backend, I32, &Array::new(&[1], vec![tokens.len() as i64]), &layout);
+            let out = Tensor::poisoned(backend, F32, &[1, queries.len(), heads[0], dim], &layout);
+            let kv = vwd_paged_kv { k: k.c(), v: v.c(), page_table: table.c(), seq_lens: lens.c(), ..args() };
+            let tree = tree.map_or(absent(), Tensor::c);
+            let call = vwd_attention_args { kv: &kv, q: q.c(), out: out.c(), tree, ..args() };
+            // SAFETY: the arguments are valid.
+            backend.finish(unsafe { vwd_attention(backend.session(), &call, backend.stream()) });
+            out.read_floats()
+        };
+        let words: Vec<u8> =
+            paths.iter().flat_map(|path| path.iter().fold(0u32, |word, n| word | 1 << n).to_le_bytes()).collect();
+        let words = Tensor::raw(backend, U32, &[1, nodes, 1], &words, &layout);
+        let tokens: Vec<usize> = (0..base + nodes).collect();
+        let tree = attend(&tokens, &(0..nodes).collect::<Vec<_>>(), Some(&words));
+        for (n, path) in paths.iter().enumerate() {
+            let alone: Vec<usize> = (0..base).chain(path.iter().map(|node| base + node)).collect();
+            let alone = attend(&alone, &[n], None);
+            for (h, d) in (0..heads[0]).flat_map(|h| (0..dim).map(move |d| (h, d))) {
+                let (found, wanted) = (tree[[0, n, h, d]], alone[[0, 0, h, d]]);
+                let alike = found.to_bits() == wanted.to_bits() || (found - wanted).abs() < tolerance;
+                assert!(alike, "node {n} of {paths:?} at {base}, {kv_type:?}: {found}, not {wanted}");
+            }
+        }
     });
 }

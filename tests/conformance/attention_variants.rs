@@ -12,6 +12,7 @@ pub const CASES: &[Case] = cases![
     attention_by_decode128_agrees_with_the_formula,
     attention_by_verify128_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
+    attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -154,8 +155,19 @@ fn in_int4(rng: &mut Rng) -> Spec {
     }
 }
 
+/// The same, with slots that name blocks of both kinds.
+fn in_int4_slots(rng: &mut Rng) -> Spec {
+    let spec = in_int4(rng);
+    let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
+    Spec { slots: true, page: spec.block, lists, ..spec }
+}
+
 fn attention_by_int4_128_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "int4_128", HOPPER_AND_LATER, 30, in_int4, false);
+}
+
+fn attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "int4_128", HOPPER_AND_LATER, 30, in_int4_slots, false);
 }
 
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {

@@ -19,11 +19,23 @@ struct Shape {
     block: i64,
     dims: [i64; 2],
     dtype: DType,
+    is_coded: bool,
 }
 
 impl Shape {
     fn random(rng: &mut Rng) -> Shape {
+        if rng.one_in(4) {
+            let dims = [64, 80].map(|dim| if rng.one_in(2) { dim } else { 64 });
+            return Shape {
+                heads: rng.int(1..=2),
+                block: 16,
+                dims,
+                dtype: rng.pick(&[F32, F16, BF16]),
+                is_coded: true,
+            };
+        }
         Shape {
+            is_coded: false,
             heads: rng.int(1..=3),
             block: rng.int(1..=5),
             dims: [16, 24].map(|dim| if rng.one_in(2) { dim } else { 16 }),
@@ -50,6 +62,7 @@ impl Shape {
             max_blocks: BLOCKS as u32,
             host_blocks: (SEQUENCES * BLOCKS) as u32,
             layer_slots: [1 << 11, 1 << 10].as_ptr(),
+            coding: if self.is_coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
             ..args()
         };
         let mut cache = null_mut();

@@ -61,7 +61,7 @@ fn of_field(Field { c_type, length, .. }: &Field, structs: &[Struct]) -> String 
     let element = match c_type.strip_prefix("const ").and_then(|c_type| c_type.strip_suffix(" *")) {
         Some("char") => "c_char_p".to_owned(),
         Some(target) if is_handle(target) => "c_void_p".to_owned(),
-        Some(target) if target.ends_with("_t") => format!("POINTER({})", of_parameter(target)),
+        Some(target) if target.ends_with("_t") || target == "float" => format!("POINTER({})", of_parameter(target)),
         Some(target) => match target.strip_suffix(" *const") {
             Some(target) => format!("POINTER(POINTER({target}))"),
             None => format!("POINTER({target})"),

@@ -13,6 +13,7 @@ const SHAPE: Shape = Shape {
     dims: [16, 16],
     dtype: F32,
     scales: false,
+    coded: false,
     sequences: 3,
     blocks: 8,
     slots: &[16],
@@ -180,6 +181,29 @@ fn options_that_make_no_sense_are_refused() {
     refused(|o| o.dtype_code = 256 + 2, &["options.dtype_code"]);
     refused(|o| o.token_scales = 1, &["options.token_scales: 1 for float32", "FP8"]);
     refused(|o| o.token_scales = 2, &["options.token_scales: 2"]);
+    refused(|o| o.coding = 2, &["options.coding: 2", "VWD_CODING_INT4"]);
+    refused(|o| o.weights = [1.0].as_ptr(), &["options.weights: given", "VWD_CODING_INT4"]);
+    let coded = |o: &mut vwd_kv_cache_options| {
+        (o.coding, o.block_size, o.key_dim, o.value_dim) = (VWD_CODING_INT4, 16, 64, 64);
+    };
+    let mut sizes: vwd_kv_cache_sizes = args();
+    let mut possible = options();
+    coded(&mut possible);
+    // SAFETY: both are valid.
+    assert_ok(unsafe { vwd_kv_cache_capacity(&possible, &mut sizes) });
+    refused(|o| (o.coding, o.block_size) = (VWD_CODING_INT4, 24), &["options.block_size: 24 with INT4", "16 to 128"]);
+    refused(
+        |o| (o.coding, o.block_size, o.key_dim) = (VWD_CODING_INT4, 16, 32),
+        &["options.key_dim: 32 with INT4", "64 to 256"],
+    );
+    refused(
+        |o| (o.coding, o.block_size, o.key_dim, o.value_dim) = (VWD_CODING_INT4, 16, 64, 72),
+        &["options.value_dim: 72 with INT4"],
+    );
+    refused(
+        |o| (o.coding, o.block_size, o.dtype_code, o.dtype_bits) = (VWD_CODING_INT4, 16, 10, 8),
+        &["options.dtype_code: float8_e4m3fn with INT4", "bfloat16"],
+    );
     refused(|o| o.host_blocks = u32::MAX, &["options.host_blocks", "2^31"]);
     refused(|o| o.max_blocks = 1 << 30, &["options.max_blocks", "2^31"]);
     refused(|o| o.slots = u32::MAX, &["options.slots", "2^31"]);

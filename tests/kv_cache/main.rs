@@ -1,5 +1,6 @@
 //! The tiered KV cache: what lists resolve to holds the tokens that were appended, after any operations in any order.
 
+mod coded;
 mod edges;
 mod model;
 mod shares;

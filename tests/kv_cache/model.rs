@@ -2,15 +2,20 @@
 
 #[path = "arena.rs"]
 mod arena;
+#[path = "codes.rs"]
+mod codes;
+#[path = "handle.rs"]
+mod handle;
 
 pub use arena::{Arena, Placed};
+pub use handle::Cache;
 
 use crate::support::*;
+use codes::{Codes, Tail};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use vanward::abi::*;
-use vanward::capi::*;
 
 pub struct Shape {
     pub layers: usize,
@@ -19,6 +24,8 @@ pub struct Shape {
     pub dims: [usize; 2],
     pub dtype: DType,
     pub scales: bool,
+    /// In INT4 once they are whole.
+    pub coded: bool,
     pub sequences: usize,
     /// Of host memory.
     pub blocks: usize,
@@ -26,7 +33,7 @@ pub struct Shape {
     pub slots: &'static [u32],
 }
 
-pub const SHAPES: [Shape; 4] = [
+pub const SHAPES: [Shape; 6] = [
     Shape {
         layers: 2,
         heads: 2,
@@ -34,6 +41,7 @@ pub const SHAPES: [Shape; 4] = [
         dims: [16, 16],
         dtype: BF16,
         scales: false,
+        coded: false,
         sequences: 6,
         blocks: 40,
         slots: &[32],
@@ -45,6 +53,7 @@ pub const SHAPES: [Shape; 4] = [
         dims: [16, 24],
         dtype: F32,
         scales: false,
+        coded: false,
         sequences: 5,
         blocks: 60,
         slots: &[40],
@@ -56,6 +65,7 @@ pub const SHAPES: [Shape; 4] = [
         dims: [24, 16],
         dtype: F8E4M3,
         scales: true,
+        coded: false,
         sequences: 9,
         blocks: 30,
         slots: &[8, 24, 16],
@@ -67,9 +77,34 @@ pub const SHAPES: [Shape; 4] = [
         dims: [16, 16],
         dtype: F8E5M2,
         scales: false,
+        coded: false,
         sequences: 20,
         blocks: 64,
         slots: &[8],
+    },
+    Shape {
+        layers: 2,
+        heads: 2,
+        block: 16,
+        dims: [64, 80],
+        dtype: BF16,
+        scales: false,
+        coded: true,
+        sequences: 6,
+        blocks: 40,
+        slots: &[32, 12],
+    },
+    Shape {
+        layers: 1,
+        heads: 1,
+        block: 32,
+        dims: [96, 64],
+        dtype: F32,
+        scales: false,
+        coded: true,
+        sequences: 4,
+        blocks: 30,
+        slots: &[10],
     },
 ];
 
@@ -94,6 +129,8 @@ impl Shape {
             slots: if self.slots.len() == 1 { self.slots[0] } else { 0 },
             layer_slots: if self.slots.len() == 1 { std::ptr::null() } else { self.slots.as_ptr() },
             hold: HOLD as u32,
+            coding: if self.coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
+            weights: if self.coded { codes::all_weights(self) } else { std::ptr::null() },
             ..args()
         }
     }
@@ -107,91 +144,6 @@ impl Shape {
         let [key, value] = self.dims.map(|dim| dim * self.dtype.bytes());
         let scale = if self.scales { 4 } else { 0 };
         [key, value, scale, scale]
-    }
-}
-
-/// A cache that releases itself.
-pub struct Cache {
-    pub raw: *mut vwd_kv_cache,
-    stream: vwd_stream,
-}
-
-impl Cache {
-    pub fn on(backend: &Backend, options: &vwd_kv_cache_options) -> Cache {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: everything is valid.
-        assert_ok(unsafe { vwd_kv_cache_create(backend.session(), options, &mut raw) });
-        Cache { raw, stream: backend.stream() }
-    }
-
-    pub fn stats(&self) -> vwd_kv_cache_stats {
-        let mut stats = args();
-        // SAFETY: both are valid.
-        assert_ok(unsafe { vwd_kv_cache_info(self.raw, &mut stats) });
-        stats
-    }
-
-    pub fn view(&self, layer: usize) -> vwd_kv_cache_layer {
-        let mut view = args();
-        // SAFETY: both are valid.
-        assert_ok(unsafe { vwd_kv_cache_view(self.raw, layer as u32, &mut view) });
-        view
-    }
-
-    pub fn add(&self) -> Result<u32, vwd_status> {
-        let mut sequence = u32::MAX;
-        // SAFETY: both are valid.
-        let status = unsafe { vwd_kv_cache_add(self.raw, &mut sequence, self.stream) };
-        if status == VWD_OK { Ok(sequence) } else { Err(status) }
-    }
-
-    pub fn extend(&self, sequence: u32, tokens: usize) -> vwd_status {
-        // SAFETY: the cache lives.
-        unsafe { vwd_kv_cache_extend(self.raw, sequence, tokens as u64, self.stream) }
-    }
-
-    pub fn fork(&self, sequence: u32, tokens: usize) -> Result<u32, vwd_status> {
-        let mut fork = u32::MAX;
-        // SAFETY: both are valid.
-        let status = unsafe { vwd_kv_cache_fork(self.raw, sequence, tokens as u64, &mut fork, self.stream) };
-        if status == VWD_OK { Ok(fork) } else { Err(status) }
-    }
-
-    pub fn truncate(&self, sequence: u32, tokens: usize) -> vwd_status {
-        // SAFETY: the cache lives.
-        unsafe { vwd_kv_cache_truncate(self.raw, sequence, tokens as u64, self.stream) }
-    }
-
-    pub fn free(&self, sequence: u32) {
-        // SAFETY: the cache lives.
-        assert_ok(unsafe { vwd_kv_cache_free(self.raw, sequence, self.stream) });
-    }
-
-    pub fn append(&self, call: &vwd_kv_cache_append_args) -> vwd_status {
-        // SAFETY: the callers' tensors are valid until the stream has passed.
-        unsafe { vwd_kv_cache_append(self.raw, call, self.stream) }
-    }
-
-    pub fn resolve(&self, call: &vwd_kv_cache_resolve_args) -> vwd_status {
-        // SAFETY: the callers' tensors are valid until the stream has passed.
-        unsafe { vwd_kv_cache_resolve(self.raw, call, self.stream) }
-    }
-
-    pub fn fetch(&self, layer: usize) -> vwd_status {
-        // SAFETY: the cache lives.
-        unsafe { vwd_kv_cache_fetch(self.raw, layer as u32, self.stream) }
-    }
-
-    pub fn wait(&self, layer: usize) -> vwd_status {
-        // SAFETY: the cache lives.
-        unsafe { vwd_kv_cache_wait(self.raw, layer as u32, self.stream) }
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        // SAFETY: created above, released once.
-        unsafe { vwd_kv_cache_release(self.raw) }
     }
 }
 
@@ -217,16 +169,20 @@ pub fn tensor<T>(data: &[T], dtype: DType, shape: &[usize]) -> vwd_tensor {
     t
 }
 
-/// The bytes of one part of a token.
-fn content(token: u64, layer: usize, head: usize, part: usize, bytes: usize) -> impl Iterator<Item = u8> {
+/// The bytes of one part of a token: any bytes, or where they are coded numbers.
+fn content(shape: &Shape, token: u64, layer: usize, head: usize, part: usize) -> Vec<u8> {
     let mut x = token << 16 ^ (layer << 8 | head << 4 | part) as u64;
     let mut next = move || {
         // SplitMix64
         x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let y = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        (y ^ y >> 27).to_le_bytes()
+        y ^ y >> 27
     };
-    (0..bytes.div_ceil(8)).flat_map(move |_| next()).take(bytes)
+    if shape.coded {
+        return (0..shape.dims[part]).flat_map(|_| codes::number(shape.dtype, next())).collect();
+    }
+    let bytes = shape.parts()[part];
+    (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(bytes).collect()
 }
 
 #[derive(Default)]
@@ -236,6 +192,7 @@ struct Sequence {
     tokens: Vec<u64>,
     /// Each by a number of its own, which those that share it have in common.
     blocks: Vec<u64>,
+    tail: Tail,
 }
 
 /// A cache, and what must be in it.
@@ -256,6 +213,9 @@ pub struct Checked<'s> {
     /// Tokens and blocks so far.
     tokens: u64,
     blocks: u64,
+    codes: Codes,
+    /// Parts of tokens that were decoded, by token, layer, KV head and part.
+    decoded: HashMap<[u64; 4], Vec<u8>>,
 }
 
 impl<'s> Checked<'s> {
@@ -273,7 +233,14 @@ impl<'s> Checked<'s> {
             dropped: 0,
             tokens: 0,
             blocks: 0,
+            codes: Codes::new(),
+            decoded: HashMap::new(),
         }
+    }
+
+    fn content(&self, token: u64, layer: usize, head: usize, part: usize) -> Vec<u8> {
+        let decoded = self.decoded.get(&[token, layer as u64, head as u64, part as u64]);
+        decoded.cloned().unwrap_or_else(|| content(self.shape, token, layer, head, part))
     }
 
     /// One operation, with what follows from it.
@@ -362,8 +329,14 @@ impl<'s> Checked<'s> {
                 if rest > 0 {
                     blocks.push(self.new_block());
                 }
-                let tokens = self.sequences[at].tokens[..tokens].to_vec();
-                self.sequences.push(Sequence { number, tokens, blocks });
+                let parent = &mut self.sequences[at];
+                let all = parent.tokens.clone();
+                let (tail, end) = (parent.tail, whole as i64);
+                parent.tail.first = tail.first.max(end);
+                let newest = if rest > 0 { end } else { tail.newest.min(end - 1) };
+                let tail_of_child = Tail { newest, first: end };
+                self.sequences.push(Sequence { number, tokens: all[..tokens].to_vec(), blocks, tail: tail_of_child });
+                self.reopen(self.sequences.len() - 1, tail, &all);
             }
             Err(status) => assert_eq!((status, fits), (VWD_ERROR_OUT_OF_MEMORY, false)),
         }
@@ -383,7 +356,12 @@ impl<'s> Checked<'s> {
         if !fits {
             return;
         }
+        let (tail, all) = (self.sequences[at].tail, self.sequences[at].tokens.clone());
+        if tail.newest >= whole as i64 {
+            self.sequences[at].tail = Tail { newest: whole as i64 - (rest == 0) as i64, first: whole as i64 };
+        }
         self.sequences[at].tokens.truncate(tokens);
+        self.reopen(at, tail, &all);
         self.sequences[at].blocks.truncate(whole + (rest > 0) as usize);
         cut.into_iter().for_each(|block| self.give_up(block));
         if is_shared {
@@ -425,6 +403,9 @@ impl<'s> Checked<'s> {
         for (i, &row) in rows.iter().enumerate() {
             let kept =
                 if is_prefill { lens[i] } else { rng.size(self.fewest_kept(begin[i] as usize, lens[i])..=lens[i]) };
+            let end = (begin[i] as usize + lens[i]) as i64;
+            let tail = &mut self.sequences[row].tail;
+            tail.newest = tail.newest.max(if lens[i] > 0 { (end - 1) / self.shape.block as i64 } else { -1 });
             self.sequences[row].tokens.extend((0..kept).map(|t| token(i, t)));
         }
     }
@@ -490,9 +471,10 @@ impl<'s> Checked<'s> {
         let batch = rows.len();
         // Words, so that they are aligned.
         let words = |part: usize| -> Vec<u64> {
-            let size = self.shape.parts()[part];
             let places = (0..batch).flat_map(|i| (0..most).flat_map(move |t| (0..heads).map(move |g| (i, t, g))));
-            let bytes: Vec<u8> = places.flat_map(|(i, t, g)| content(token(i, t), layer, g, part, size)).collect();
+            let given =
+                |(i, t, g)| if part < 2 || scales { content(self.shape, token(i, t), layer, g, part) } else { vec![] };
+            let bytes: Vec<u8> = places.flat_map(given).collect();
             let word = |chunk: &[u8]| u64::from_le_bytes(std::array::from_fn(|n| chunk.get(n).copied().unwrap_or(0)));
             bytes.chunks(8).map(word).collect()
         };
@@ -604,16 +586,21 @@ impl<'s> Checked<'s> {
         } else if !(0..sequence.blocks.len() as i32).contains(&id) {
             assert_eq!(slot, -1, "block {id} of {}", sequence.blocks.len());
         }
+        if self.shape.coded && slot >= 0 {
+            let is_exact = id == 0 || sequence.tail.holds(id as usize);
+            assert_eq!((slot as i64) < self.views[0].k.shape[0], is_exact, "block {id} in slot {slot}");
+        }
     }
 
     /// Takes the slots of a layer as they are now.
     fn look_at(&self, layer: usize) {
-        let Shape { sequences, heads, .. } = *self.shape;
-        let slots = self.shape.slots(layer);
-        let k = &self.views[layer].k;
-        let run = k.strides[0] as usize * (k.dtype_bits as usize / 8);
+        let vwd_kv_cache_layer { k, int4_k, .. } = &self.views[layer];
+        let end = |t: &vwd_tensor| t.data as usize + (t.shape[0] * t.strides[0] * t.dtype_bits as i64 / 8) as usize;
+        let (tails, slots) = (self.shape.sequences * self.shape.heads, self.shape.slots(layer));
+        let expected = if self.shape.coded { [4 * tails, slots] } else { [3 * tails + slots, 0] };
+        assert_eq!([k.shape[0], int4_k.shape[0]], expected.map(|n| n as i64));
         let mut pool = self.pool.borrow_mut();
-        pool.resize((sequences * 3 * heads + slots) * run, 0);
+        pool.resize(end(if self.shape.coded { int4_k } else { k }) - k.data as usize, 0);
         self.backend.read(k.data as usize, &mut pool);
     }
 
@@ -625,6 +612,10 @@ impl<'s> Checked<'s> {
             return;
         }
         let (view, pool) = (&self.views[layer], self.pool.borrow());
+        if slot as i64 >= view.k.shape[0] {
+            let tokens = &sequence.tokens[begin..begin + self.shape.block];
+            return self.compare_codes([layer, head, slot as usize - view.k.shape[0] as usize], tokens, &pool);
+        }
         let tensors = [&view.k, &view.v, &view.k_scale, &view.v_scale];
         let end = sequence.tokens.len().min(begin + self.shape.block);
         for (n, &token) in sequence.tokens[begin..end].iter().enumerate() {
@@ -635,7 +626,7 @@ impl<'s> Checked<'s> {
                 assert!((slot as i64) < t.shape[0]);
                 let at = (slot as i64 * t.strides[0] + n as i64 * t.strides[1]) * width;
                 let found = &pool[t.data as usize - view.k.data as usize + at as usize..][..size];
-                let same = content(token, layer, head, part, size).eq(found.iter().copied());
+                let same = self.content(token, layer, head, part) == found;
                 assert!(
                     same,
                     "part {part} of token {} of block {id}, layer {layer}, KV head {head}, slot {slot}",

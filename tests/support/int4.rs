@@ -36,6 +36,8 @@ pub struct Sizes {
     pub most: usize,
     /// Means are of this type, and pages whole tiles of 16 tokens.
     pub in_tiles: Option<DType>,
+    /// Slots name the pages, each of one block and KV head with its mean.
+    pub in_slots: bool,
 }
 
 /// A layer's coded tokens, as the tensors hold them.
@@ -58,11 +60,15 @@ pub struct Int4 {
     pub mean_table: Option<Array<i64>>,
     /// [Hk, D]
     pub weights: Option<Array<f64>>,
+    pub in_slots: bool,
 }
 
 impl Int4 {
     pub fn random(rng: &mut Rng, sizes: Sizes) -> Int4 {
-        let Sizes { batch, kv_heads, dims, block, most, in_tiles } = sizes;
+        if sizes.in_slots {
+            return Int4::pool(rng, sizes);
+        }
+        let Sizes { batch, kv_heads, dims, block, most, in_tiles, .. } = sizes;
         let has_table = !rng.one_in(4);
         let page = match has_table {
             true => rng.pick(&[block, 2 * block, 4 * block, block / 2, block / 4, 16]),
@@ -101,6 +107,30 @@ impl Int4 {
             mean_type,
             mean_table,
             weights,
+            in_slots: false,
+        }
+    }
+
+    /// A page for each block and KV head, and some that are of no block.
+    fn pool(rng: &mut Rng, sizes: Sizes) -> Int4 {
+        let Sizes { batch, kv_heads, dims, block, most, in_tiles, .. } = sizes;
+        let pages = batch * kv_heads * most.div_ceil(block) + rng.size(1..=3);
+        let codes = dims.map(|dim| Array::from_fn(&[pages, block, 1, dim], |_| rng.int(0..=15)));
+        let scales = [(); 2].map(|()| Array::from_fn(&[pages, block, 1], |_| F8E4M3.round(0.05 + 0.3 * rng.unit())));
+        let mean_type = in_tiles.unwrap_or_else(|| rng.pick(&[F32, F16, BF16]));
+        Int4 {
+            block,
+            exact: 0,
+            rotated: codes.each_ref().map(rotated_codes),
+            codes,
+            scales,
+            table: None,
+            lens: vec![],
+            means: rng.normals(&[pages, 1, 1, dims[0]]).map(|&x| mean_type.round(x)),
+            mean_type,
+            mean_table: None,
+            weights: rng.one_in(2).then(|| weights(rng, kv_heads, dims[0])),
+            in_slots: true,
         }
     }
 
@@ -130,10 +160,18 @@ impl Int4 {
 
     /// Key and value of coded token `t`: none where no page holds it.
     pub fn token(&self, i: usize, g: usize, t: usize) -> Option<[Vec<f64>; 2]> {
-        let at = self.place(i, g, t)?;
+        Some(self.token_at(self.place(i, g, t)?, g, |d| self.mean(i, g, t, d)))
+    }
+
+    /// Those of a row of a slot's page.
+    pub fn token_in_slot(&self, [page, row]: [usize; 2], g: usize) -> [Vec<f64>; 2] {
+        self.token_at([page, row, 0], g, |d| self.means[[page, 0, 0, d]])
+    }
+
+    fn token_at(&self, at: [usize; 3], g: usize, mean: impl Fn(usize) -> f64) -> [Vec<f64>; 2] {
         let [keys, values] = [0, 1].map(|n| self.rotated[n].row(at).iter().map(move |y| y * self.scales[n][at]));
-        let key = keys.enumerate().map(|(d, y)| self.mean(i, g, t, d) + self.weight(g, d) * y);
-        Some([key.collect(), values.collect()])
+        let key = keys.enumerate().map(|(d, y)| mean(d) + self.weight(g, d) * y);
+        [key.collect(), values.collect()]
     }
 
     /// Makes NaN the scales of tokens that are not used, [pages, P, Hk].
@@ -204,6 +242,7 @@ pub struct PlacedInt4<'b> {
     pub means: Tensor<'b>,
     mean_table: Option<Tensor<'b>>,
     weights: Option<Tensor<'b>>,
+    in_slots: bool,
 }
 
 impl<'b> PlacedInt4<'b> {
@@ -231,6 +270,7 @@ impl<'b> PlacedInt4<'b> {
             means: Tensor::floats(backend, model.mean_type, &model.means, &layout(rng, 4)),
             mean_table: table(rng, &model.mean_table),
             weights: model.weights.as_ref().map(|weights| Tensor::floats(backend, F32, weights, &any(rng, 2))),
+            in_slots: model.in_slots,
         }
     }
 
@@ -244,7 +284,7 @@ impl<'b> PlacedInt4<'b> {
             k_scale: self.scales[0].c(),
             v_scale: self.scales[1].c(),
             page_table: c(&self.table),
-            coded_lens: self.lens.c(),
+            coded_lens: if self.in_slots { absent() } else { self.lens.c() },
             means: self.means.c(),
             mean_table: c(&self.mean_table),
             weights: c(&self.weights),
@@ -258,13 +298,9 @@ impl<'b> PlacedInt4<'b> {
     }
 }
 
-/// Places of the tokens that `tokens` names as (sequence, KV head, token), [pages, P, Hk].
-pub fn used(int4: &Int4, tokens: impl Iterator<Item = [usize; 3]>) -> Array<bool> {
+/// Which tokens are at these places, [pages, P, Hk].
+pub fn used(int4: &Int4, places: impl Iterator<Item = [usize; 3]>) -> Array<bool> {
     let mut used = Array::filled(&int4.scales[0].shape, false);
-    for [i, g, t] in tokens {
-        if let Some(at) = int4.place(i, g, t) {
-            used[at] = true;
-        }
-    }
+    places.for_each(|at| used[at] = true);
     used
 }

@@ -69,7 +69,7 @@ impl DType {
         }
     }
 
-    fn decode_float(self, bytes: &[u8]) -> f64 {
+    pub fn decode_float(self, bytes: &[u8]) -> f64 {
         match self {
             F32 => f32::from_le_bytes(bytes.try_into().unwrap()) as f64,
             F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),

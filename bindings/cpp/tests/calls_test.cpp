@@ -473,6 +473,17 @@ static void tiered_cache(const vw::Session &session) {
   options.layer_slots = shares;
   const auto shared = vw::KvCache::create(session, options);
   CHECK(shared.view(0).k.shape[0] == shared.view(1).k.shape[0] + 100);
+
+  options.layers = 1;
+  options.slots = 4;
+  options.layer_slots = nullptr;
+  options.block_size = 16;
+  options.key_dim = options.value_dim = 64;
+  options.coding = VWD_CODING_INT4;
+  const auto in_int4 = vw::KvCache::create(session, options);
+  const vwd_kv_cache_layer coded = in_int4.view(0);
+  CHECK(coded.int4_k.shape[0] == 4 && coded.int4_k.shape[3] == 32 && coded.weights.data == nullptr);
+  CHECK(coded.k.shape[0] == 4 * std::int64_t(options.max_sequences * options.kv_heads));
 }
 
 static void decoder_on_a_cache(const vw::Session &session) {

@@ -81,6 +81,7 @@ class Abi(unittest.TestCase):
             ("SELECT", vanward.SelectMethod),
             ("SELECT", vanward.SelectStatus),
             ("REPAIR", vanward.RepairMode),
+            ("CODING", vanward.Coding),
             ("GATHER", vanward.GatherEngine),
             ("ROPE", vanward.RopeStyle),
             ("TOPK", vanward.TopKOrder),
@@ -99,7 +100,7 @@ class Abi(unittest.TestCase):
         ]
         in_header = {
             (family, member): int(value)
-            for family, member, value in re.findall(r"#define VWD_([A-Z]+)_([A-Z_]+) (\d+)", CODE)
+            for family, member, value in re.findall(r"#define VWD_([A-Z]+)_([A-Z][A-Z0-9_]*) (\d+)", CODE)
             if (family, member) not in flags
         }
         in_python = {(family, m.name): m.value for family, kind in enums for m in kind if m.name != "OK"}

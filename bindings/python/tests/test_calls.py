@@ -416,6 +416,16 @@ class Calls(unittest.TestCase):
             self.assertEqual(cache.view(0).k.shape[0] - cache.view(1).k.shape[0], 100)
         with self.assertRaisesRegex(ValueError, "layer_slots: 2 numbers"):
             vanward.KvCache.capacity(**{**of_two, "layers": 3})
+        coded = dict(layers=1, kv_heads=1, block_size=16, key_dim=64, value_dim=64, dtype="float32", max_sequences=1)
+        coded.update(max_blocks=4, host_blocks=4, slots=4, coding="int4", weights=[1.0] * 64)
+        with vanward.KvCache(self.session, **coded) as cache:
+            view = cache.view(0)
+            assert view.int4_k is not None and view.int4 is not None
+            self.assertEqual((view.k.shape[0], tuple(view.int4_k.shape)[:2], view.int4.block_size), (4, (4, 16), 16))
+        with self.assertRaisesRegex(ValueError, "weights: 1 numbers"):
+            vanward.KvCache.capacity(**{**coded, "weights": [1.0]})
+        with self.assertRaisesRegex(ValueError, "coding"):
+            vanward.KvCache.capacity(**{**coded, "coding": "int8"})
         with self.assertRaisesRegex(ValueError, "misses: 1 numbers"):
             vanward.KvCache.share_slots(total=1, least=1, slots=[1, 1], misses=[1])
         with self.assertRaisesRegex(vanward.InvalidArgument, "total: 1"):

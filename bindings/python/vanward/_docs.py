@@ -27,7 +27,8 @@ slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of 
                                          in which each entry lies, in place of the page table. k and v are then a pool
                                          [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
                                          P, and an entry's tokens start at row id·S mod P. An entry whose slot is −1 or
-                                         any other number outside the pool adds nothing.
+                                         any other number outside the pool adds nothing. With `vwd_int4_kv` slots go on with its
+                                         pages after those of the pool.
 """,
     "vwd_session_options": """Options of `vwd_session_create`; zero means the default.
 """,
@@ -610,7 +611,10 @@ VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
     "vwd_int4_kv": """Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
 KV head, and the mean key of each block.
 
-Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. Where a list has slots, these
+say which blocks are coded: slots from the number of pages of k in `vwd_paged_kv` on name the pages here, counted from there. A page here
+is then one block of one KV head (P = S, Hk = 1), means are [pages, 1, 1, D], and exact_tokens, page_table, coded_lens and mean_table are 0
+or absent; `vwd_kv_cache_view` gives such pages. With c the code of a
 channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
 channels, repeated along the diagonal:
   key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
@@ -630,7 +634,7 @@ coded_lens    [B]                     int32. Clamped to 0 … seq_lens[i] and th
 means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
                                       j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
 mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
-weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+weights       [Hk, D]                 float32, Hk as lists have it, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
                                       counts as 1.
 """,
     "vwd_paged_kv": """Paged keys and values of one layer.
@@ -924,13 +928,17 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^
 """,
     "vwd_kv_cache_layer": """Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 
-k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
+                       the tails alone, n slots; slots from n on name the pages of the codes.
 k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
-                       for vwd_index_update.
+                       for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
-                       a sequence is in while it is one of the two newest.
+                       a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
+int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
+                       slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
+                       if the options had none.
 """,
     "vwd_kv_cache_stats": """Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
 one KV head of one layer.
@@ -993,7 +1001,8 @@ Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (
 OUT_OF_MEMORY (host_blocks are in use: every sequence stays as it is), DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_fork": """Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
-are copied.
+are copied. With VWD_CODING_INT4 whole blocks are read as codes from then on, but the first, which is copied; tokens of a partial block
+that is coded become what their codes stand for.
 
 sequence  The parent, which stays as it is.
 tokens    At most as many as were appended in every layer; the keys and values of further tokens would be undefined.
@@ -1004,7 +1013,8 @@ room for), OUT_OF_MEMORY (max_sequences or host_blocks are in use), DRIVER, INTE
 was.
 """,
     "vwd_kv_cache_truncate": """Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
+append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are. With VWD_CODING_INT4 a cut in a block
+that is coded leaves tokens that are what their codes stand for.
 
 Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
 room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -1403,7 +1413,7 @@ keeps summaries by the cache's blocks, and resolves and fetches what its lists n
 frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
 positions.
 
-cache  Of the session. Kept alive by the decoder; may be released first.
+cache  Of the session, with VWD_CODING_EXACT. Kept alive by the decoder; may be released first.
 The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
 pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
 strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is

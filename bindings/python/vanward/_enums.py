@@ -139,6 +139,11 @@ class RepairMode(enum.IntEnum):
     EXACT = c.VWD_REPAIR_EXACT
 
 
+class Coding(enum.IntEnum):
+    EXACT = c.VWD_CODING_EXACT
+    INT4 = c.VWD_CODING_INT4
+
+
 class TopKOrder(enum.IntEnum):
     ASCENDING = c.VWD_TOPK_ASCENDING
     BEST_FIRST = c.VWD_TOPK_BEST_FIRST
@@ -170,6 +175,7 @@ _TAKEN = {
     "repair_mode": RepairMode,
     "engine": GatherEngine,
     "style": RopeStyle,
+    "coding": Coding,
 }
 
 

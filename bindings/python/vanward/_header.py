@@ -76,6 +76,8 @@ VWD_REPAIR_EXACT = 2
 VWD_GATHER_AUTO = 0
 VWD_GATHER_KERNEL = 1
 VWD_GATHER_COPY_ENGINE = 2
+VWD_CODING_EXACT = 0
+VWD_CODING_INT4 = 1
 VWD_FORECAST_MEMORY = 1
 VWD_ROPE_HALVES = 0
 VWD_ROPE_INTERLEAVED = 1
@@ -612,6 +614,8 @@ class vwd_kv_cache_options(Structure):
         ("progress", c_void_p),
         ("progress_context", c_void_p),
         ("layer_slots", POINTER(c_uint32)),
+        ("coding", c_uint32),
+        ("weights", POINTER(c_float)),
     ]
 
 
@@ -640,6 +644,12 @@ class vwd_kv_cache_layer(Structure):
         ("tail_k_scale", vwd_tensor),
         ("tail_v_scale", vwd_tensor),
         ("tail_table", vwd_tensor),
+        ("int4_k", vwd_tensor),
+        ("int4_v", vwd_tensor),
+        ("int4_k_scale", vwd_tensor),
+        ("int4_v_scale", vwd_tensor),
+        ("int4_means", vwd_tensor),
+        ("weights", vwd_tensor),
     ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, byref, c_uint32, c_uint64, c_void_p, sizeof
+from ctypes import addressof, byref, c_float, c_uint32, c_uint64, c_void_p, sizeof
 from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, BlockList, Call, arguments, documented, whole
+from ._allocate import shape
+from ._arguments import Array, BlockList, Call, Int4KV, arguments, documented, whole
+from ._enums import Coding
 from ._errors import invoke
 from ._session import Session, at_once
 
@@ -65,6 +67,28 @@ class KvCacheLayer(NamedTuple):
     tail_k_scale: Array | None
     tail_v_scale: Array | None
     tail_table: Array
+    int4_k: Array | None
+    int4_v: Array | None
+    int4_k_scale: Array | None
+    int4_v_scale: Array | None
+    int4_means: Array | None
+    weights: Array | None
+
+    @property
+    def int4(self) -> Int4KV | None:
+        """What PagedKV takes beside the slots of lists, of a cache with coding="int4"."""
+        if self.int4_k is None:
+            return None
+        return Int4KV(
+            block_size=shape(self.int4_k)[1],
+            k=self.int4_k,
+            v=self.int4_v,
+            k_scale=self.int4_k_scale,
+            v_scale=self.int4_v_scale,
+            coded_lens=None,
+            means=self.int4_means,
+            weights=self.weights,
+        )
 
 
 def _options(
@@ -82,18 +106,25 @@ def _options(
     token_scales: bool = False,
     hold: int = 0,
     layer_slots: Sequence[int] | None = None,
+    coding: Coding | str = "exact",
+    weights: Sequence[float] | None = None,
 ) -> Any:
     if dtype not in _DTYPES:
         raise ValueError(f"kv_cache_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
     code, bits = _DTYPES[dtype]
     fields = dict(layers=layers, kv_heads=kv_heads, block_size=block_size, key_dim=key_dim, value_dim=value_dim)
     fields.update(dtype_code=code, dtype_bits=bits, token_scales=int(token_scales), max_sequences=max_sequences)
-    fields.update(max_blocks=max_blocks, host_blocks=host_blocks, slots=slots, hold=hold)
+    fields.update(max_blocks=max_blocks, host_blocks=host_blocks, slots=slots, hold=hold, coding=coding)
     options = arguments(_header.vwd_kv_cache_options, [], inputs=fields, outputs={})
     if layer_slots is not None:
         if len(layer_slots) != layers:
             raise ValueError(f"kv_cache_create: layer_slots: {len(layer_slots)} numbers; expected {layers}, one a layer")
         options.layer_slots = _numbers("kv_cache_create", "layer_slots", c_uint32, layer_slots)
+    if weights is not None:
+        count = layers * kv_heads * key_dim
+        if len(weights) != count:
+            raise ValueError(f"kv_cache_create: weights: {len(weights)} numbers; expected {count}, [layers, Hk, D]")
+        options.weights = (c_float * count)(*weights)
     return options
 
 
@@ -116,6 +147,8 @@ class KvCache:
     slots          Slots of a layer that blocks are fetched into, each of one block of one KV head.
     layer_slots    Slots of each layer, instead of slots; share_slots shares a number of slots out.
     hold           What the last so many resolves of a layer named stays in its slot; 0 means 2.
+    coding         "exact", or "int4": blocks are coded once they are whole.
+    weights        With "int4": of key channels, layers · Hk · D numbers; None: 1.
     """
 
     def __init__(self, session: Session, **options: Any):

@@ -35,15 +35,16 @@ const (
 	Lookup     How = C.BATCH_LOOKUP
 	Self       How = C.BATCH_SELF
 	SelfLookup How = C.BATCH_SELF_LOOKUP
+	LookupTree How = C.BATCH_LOOKUP_TREE
 )
 
-var hows = map[string]How{"dense": Dense, "sparse": Sparse, "lookup": Lookup, "self": Self, "self-lookup": SelfLookup}
+var hows = map[string]How{"dense": Dense, "sparse": Sparse, "lookup": Lookup, "lookup-tree": LookupTree, "self": Self, "self-lookup": SelfLookup}
 
-// ParseHow knows dense, sparse, lookup, self and self-lookup.
+// ParseHow knows dense, sparse, lookup, lookup-tree, self and self-lookup.
 func ParseHow(name string) (How, error) {
 	how, known := hows[name]
 	if !known {
-		return 0, fmt.Errorf("%q; expected dense, sparse, lookup, self or self-lookup", name)
+		return 0, fmt.Errorf("%q; expected dense, sparse, lookup, lookup-tree, self or self-lookup", name)
 	}
 	return how, nil
 }

@@ -1,8 +1,10 @@
 //! The cache on the CPU: the reference. Copies that run on a side stream on a device are done here when a call returns.
 
+mod coded;
 mod memory;
 mod residents;
 
+use coded::Coder;
 use memory::Pool;
 
 use super::options::{CacheOptions, Options, Run, TAIL_BLOCKS};
@@ -29,7 +31,7 @@ impl Layers {
     pub fn create(session: &Arc<Session>, all: &CacheOptions, progress: impl Fn(usize)) -> Result<Layers> {
         let mut layers = reserved(all.fewest.layers, "the layers of a KV cache")?;
         for (n, options) in all.layers().enumerate() {
-            layers.push(Layer::create(session, &options)?);
+            layers.push(Layer::create(session, &options, all.weights(n))?);
             progress(n + 1);
         }
         Ok(Layers { layers, tail_table: all.fewest.tail_table()? })
@@ -126,6 +128,10 @@ impl Store for Layers {
         self.layers[layer].pool.data()
     }
 
+    fn weights(&self, layer: usize) -> *mut f32 {
+        self.layers[layer].coder.as_ref().map_or(std::ptr::null_mut(), Coder::weights)
+    }
+
     fn host(&self, layer: usize) -> *mut u8 {
         self.layers[layer].host.data()
     }
@@ -140,12 +146,15 @@ impl Store for Layers {
 }
 
 struct Layer {
-    /// [total_slots] runs.
+    /// Slots of the tails, slots that blocks are fetched into, and where blocks are coded the codes of those in tails.
     pool: Pool,
     /// [host_blocks, Hk] runs.
     host: Pinned,
     options: Options,
+    /// How a block lies on the host and in the slots that it is fetched into, and in a tail.
     run: Run,
+    tail_run: Run,
+    coder: Option<Coder>,
     /// The tail of each sequence.
     tails: Vec<Tail>,
     residents: Residents,
@@ -208,20 +217,37 @@ impl Tail {
 }
 
 impl Layer {
-    fn create(session: &Arc<Session>, options: &Options) -> Result<Layer> {
+    fn create(session: &Arc<Session>, options: &Options, weights: Option<&[f32]>) -> Result<Layer> {
         Ok(Layer {
             pool: Pool::alloc(options.pool_bytes() as usize)?,
             host: Pinned::alloc(session, options.host_bytes())?,
             options: *options,
             run: options.run(),
+            tail_run: options.tail_run(),
+            coder: options.is_coded.then(|| Coder::new(options, weights)).transpose()?,
             tails: filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?,
             residents: Residents::new(options.host_runs(), options.slots, options.hold)?,
             counters: Counters::default(),
         })
     }
 
+    /// A slot that blocks are fetched into.
     fn slot(&self, slot: usize) -> *mut u8 {
-        self.pool.data().wrapping_add(slot * self.run.bytes)
+        self.pool.data().wrapping_add(self.options.first_slot_at() as usize + slot * self.run.bytes)
+    }
+
+    /// The slot of a block in a tail.
+    fn tail(&self, sequence: usize, number: usize, head: usize) -> *mut u8 {
+        self.pool.data().wrapping_add(self.tail_slot(sequence, number, head) * self.tail_run.bytes)
+    }
+
+    /// A whole block in a tail as it lies on the host.
+    fn whole_tail(&self, sequence: usize, number: usize, head: usize) -> *mut u8 {
+        if self.coder.is_none() {
+            return self.tail(sequence, number, head);
+        }
+        let run = self.options.coded_tail_run(sequence, number, head);
+        self.pool.data().wrapping_add(self.options.coded_tails_at() as usize + run * self.run.bytes)
     }
 
     fn host(&self, block: usize, head: usize) -> *mut u8 {
@@ -232,11 +258,18 @@ impl Layer {
         self.options.tail_page(sequence, number) * self.options.kv_heads + head
     }
 
-    fn copy_runs(&self, from: impl Fn(usize) -> *mut u8, to: impl Fn(usize) -> *mut u8) {
+    /// Copies the page of a block in the tail of a sequence to that of another one.
+    fn copy_tail(&self, from: usize, to: usize, number: usize) {
         for head in 0..self.options.kv_heads {
-            // SAFETY: both are runs of the pool or of host memory, and two different ones.
-            unsafe { std::ptr::copy_nonoverlapping(from(head), to(head), self.run.bytes) }
+            let [from, to] = [from, to].map(|sequence| self.tail(sequence, number, head));
+            // SAFETY: two slots of the pool.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, self.tail_run.bytes) }
         }
+    }
+
+    /// Whether a block lies in the tail of a sequence, or in the page of its own that the first block has.
+    fn is_in_tail(&self, tail: &Tail, number: i64) -> bool {
+        tail.holds(number) || (self.options.is_first(number) && tail.newest >= 0)
     }
 
     // --- sequences -----------------------------------------------------------------------------------------------
@@ -250,7 +283,10 @@ impl Layer {
         let tokens = from.tokens.min(child.tokens as i64);
         self.tails[child.sequence] = Tail { newest: from.newest.min(shared - 1), first: shared, tokens };
         if let Some(opened) = child.opened.filter(|_| shared <= from.newest) {
-            self.open(child.sequence, opened, from.holds(shared).then_some(parent));
+            self.open(child.sequence, opened, self.is_in_tail(&from, shared).then_some(parent));
+        }
+        if shared > 0 && self.options.is_first(0) {
+            self.copy_tail(parent, child.sequence, 0);
         }
     }
 
@@ -265,18 +301,28 @@ impl Layer {
         }
         self.tails[sequence] = Tail { newest: end - 1, first: end, tokens };
         if let Some(opened) = opened {
-            self.open(sequence, opened, tail.holds(end).then_some(sequence));
+            self.open(sequence, opened, self.is_in_tail(&tail, end).then_some(sequence));
         }
     }
 
     /// Makes a partial block the newest of a sequence. Its tokens are in the tail of sequence `from`, or in host memory.
     fn open(&mut self, sequence: usize, Opened { number, content }: Opened, from: Option<usize>) {
         self.tails[sequence].newest = number as i64;
-        let to = |head| self.slot(self.tail_slot(sequence, number, head));
         match from {
             Some(from) if from == sequence => {}
-            Some(from) => self.copy_runs(|head| self.slot(self.tail_slot(from, number, head)), to),
-            None => self.copy_runs(|head| self.host(content as usize, head), to),
+            Some(from) => self.copy_tail(from, sequence, number),
+            None => {
+                for head in 0..self.options.kv_heads {
+                    let [from, to] = [self.host(content as usize, head), self.tail(sequence, number, head)];
+                    // SAFETY: a run of host memory and a slot of the pool.
+                    unsafe {
+                        match &self.coder {
+                            Some(coder) => coder.decode(head, from, to),
+                            None => std::ptr::copy_nonoverlapping(from, to, self.run.bytes),
+                        }
+                    }
+                }
+            }
         }
     }
 
@@ -304,21 +350,27 @@ impl Layer {
             let blocks = sequences.blocks(sequence)?;
             Some((sequence, blocks, tokens))
         };
-        let token_bytes: usize = this.run.parts.iter().map(|part| part.token).sum();
+        let token_bytes: usize = this.tail_run.parts.iter().map(|part| part.token).sum();
         cpu.parallel(r.batch() * heads, r.most_tokens() * token_bytes, |task| {
             let (i, head) = (task / heads, task % heads);
             let Some((sequence, blocks, tokens)) = row(i) else { return };
             let mut tail = this.tails[sequence];
             tail.walk(this.options.block_size, blocks.len(), tokens, |number, within, first| {
-                let slot = this.slot(this.tail_slot(sequence, number, head));
+                let slot = this.tail(sequence, number, head);
                 for (n, token) in within.clone().enumerate() {
                     // SAFETY: the token is one of those given, and has its place in the slot, which is this task's.
                     unsafe { this.write_token(r, [i, first + n, head], slot, token) };
                 }
-                if within.end == this.options.block_size {
-                    let host = this.host(blocks[number] as usize, head);
-                    // SAFETY: both are runs; no other sequence has the block.
-                    unsafe { std::ptr::copy_nonoverlapping(slot, host, this.run.bytes) };
+                if within.end == this.options.block_size && !this.options.is_first(number as i64) {
+                    let (whole, host) =
+                        (this.whole_tail(sequence, number, head), this.host(blocks[number] as usize, head));
+                    // SAFETY: all are runs; no other sequence has the block.
+                    unsafe {
+                        if let Some(coder) = &this.coder {
+                            coder.code(head, slot, whole);
+                        }
+                        std::ptr::copy_nonoverlapping(whole, host, this.run.bytes);
+                    }
                 }
             });
         });
@@ -326,14 +378,15 @@ impl Layer {
             match row(i) {
                 Some((sequence, blocks, tokens)) => {
                     let (size, mut full) = (self.options.block_size, 0);
-                    let tail = &mut self.tails[sequence];
+                    let (tail, options) = (&mut self.tails[sequence], self.options);
                     let before = tail.newest;
-                    self.counters.dropped_tokens +=
-                        tail.walk(size, blocks.len(), tokens, |_, within, _| full += (within.end == size) as u64);
+                    self.counters.dropped_tokens += tail.walk(size, blocks.len(), tokens, |number, within, _| {
+                        full += (within.end == size && !options.is_first(number as i64)) as u64
+                    });
                     self.counters.bytes_written_back += full * (heads * self.run.bytes) as u64;
                     // The three newest blocks have their pages; those before the block that leaves the tail have lost theirs.
                     let leaving = tail.newest - 2;
-                    if tail.newest > before && leaving >= tail.first {
+                    if tail.newest > before && leaving >= tail.first && !options.is_first(leaving) {
                         self.settle(sequence, leaving as usize, blocks[leaving as usize] as usize);
                     }
                 }
@@ -352,16 +405,16 @@ impl Layer {
             let settled = self.residents.settle(block * self.options.kv_heads + head);
             let Some((slot, evicted)) = settled else { return };
             self.counters.count(evicted);
-            let [from, to] = [self.tail_slot(sequence, number, head), self.options.tail_slots() + slot];
-            // SAFETY: two slots of the pool.
-            unsafe { std::ptr::copy_nonoverlapping(self.slot(from), self.slot(to), self.run.bytes) };
+            let [from, to] = [self.whole_tail(sequence, number, head), self.slot(slot)];
+            // SAFETY: two runs of the pool.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, self.run.bytes) };
         }
     }
 
     /// # Safety
     /// The tensors are valid, the index is inside them, and no other task touches the token's place in the slot.
     unsafe fn write_token(&self, r: &AppendRequest, index: [usize; 3], slot: *mut u8, token: usize) {
-        for (part, tensor) in self.run.parts.iter().zip(r.parts()) {
+        for (part, tensor) in self.tail_run.parts.iter().zip(r.parts()) {
             let Some(tensor) = tensor else { continue };
             let to = slot.wrapping_add(part.begin + token * part.token);
             // SAFETY: the index is inside the tensor, and the part has room for the token's channels.
@@ -431,7 +484,7 @@ impl Layer {
         if id < 0 || number >= blocks.len() || id as i64 > tail.newest {
             return Place::Nowhere;
         }
-        if tail.holds(id as i64) {
+        if self.is_in_tail(tail, id as i64) {
             return Place::Tail { slot: self.tail_slot(sequence, number, head) };
         }
         Place::Stored { host_run: blocks[number] as usize * self.options.kv_heads + head }
@@ -439,13 +492,13 @@ impl Layer {
 
     /// Makes the copies that resolves have asked for. Returns their number.
     pub fn fetch(&mut self, cpu: &Cpu) -> usize {
-        let (first, heads, copies) = (self.options.tail_slots(), self.options.kv_heads, self.residents.copies());
+        let (heads, copies) = (self.options.kv_heads, self.residents.copies());
         let this = &*self;
         cpu.parallel(copies, self.run.bytes, |n| {
             let Some((slot, host_run)) = this.residents.copy(n) else { return };
             // SAFETY: a run of host memory and a run of the pool; every copy has its own slot.
             unsafe {
-                let (from, to) = (this.host(host_run / heads, host_run % heads), this.slot(first + slot));
+                let (from, to) = (this.host(host_run / heads, host_run % heads), this.slot(slot));
                 std::ptr::copy_nonoverlapping(from, to, this.run.bytes)
             };
         });

@@ -49,8 +49,8 @@ use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, M
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
-    AppendParams, Blocks, Cache, Clock, FetchParams, ForkParams, Layer, MOST_BLOCKS, ResolveParams, RowParams,
-    TableParams, Tail, Totals,
+    AppendParams, Blocks, Cache, Clock, CodeParams, Coding, FetchParams, ForkParams, Layer, MOST_BLOCKS, OpenParams,
+    ResolveParams, RowParams, TableParams, Tail, Totals,
 };
 use std::ffi::c_void;
 use std::ops::Range;
@@ -72,6 +72,8 @@ pub struct Kernels {
     truncate: Kernel,
     drop: Kernel,
     rows: Kernel,
+    code: Kernel,
+    reopen: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -80,6 +82,7 @@ impl cuda::Kernels for Kernels {
         source!("cache/append", compute_80, compute_90),
         source!("cache/copies", compute_80, compute_90),
         source!("cache/sequences", compute_80),
+        source!("cache/coded", compute_80),
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
@@ -109,6 +112,8 @@ impl cuda::Kernels for Kernels {
             truncate: modules.kernel(sequences, "cache_truncate")?,
             drop: modules.kernel(sequences, "cache_drop")?,
             rows: modules.kernel(sequences, "cache_rows")?,
+            code: modules.kernel("cache/coded", "cache_code")?,
+            reopen: modules.kernel("cache/coded", "cache_reopen")?,
         })
     }
 }
@@ -130,10 +135,13 @@ mod tuning {
     pub const PLAIN_CTAS: usize = 32;
     pub const WRITE_CTAS: u32 = 4;
     pub const WRITE_THREADS: u32 = 256;
+    /// CTAs that code blocks: more than copies take, since a block's numbers take longer than its bytes.
+    pub const CODE_CTAS: usize = 16;
+    pub const CODE_THREADS: u32 = 128;
     pub const SEQUENCE_THREADS: u32 = 256;
     pub const DROP_CTAS: usize = 64;
     /// CTAs of a multiprocessor that wait for memory side by side.
-    pub const RESIDENT_CTAS: usize = 8;
+    pub const RESIDENT_CTAS: usize = 7;
 
     /// CTAs of `give`, one cluster of up to so many, and threads of each, for so many entries: the more of a warp's slots are
     /// looked at in one round, the fewer rounds there are.
@@ -153,6 +161,8 @@ pub struct Layers {
     // Before the memory that its kernels use: it waits for them.
     streams: Streams,
     cache: Cache,
+    /// How blocks are coded, if they are.
+    coding: Option<Coding>,
     layers: Vec<OneLayer>,
     tail_table: *mut i32,
     _tables: Memory,
@@ -181,24 +191,26 @@ enum Fetched {
 }
 
 impl OneLayer {
-    fn create(session: &Arc<Session>, options: &Options) -> Result<OneLayer> {
+    fn create(session: &Arc<Session>, options: &Options, weights: Option<&[f32]>) -> Result<OneLayer> {
         let plan = Bookkeeping::of(options);
         let host = Pinned::alloc(session, options.host_bytes())?;
         let pool = Memory::alloc(session, options.pool_bytes())?;
         let bookkeeping = Memory::alloc(session, plan.bytes)?;
         let base = bookkeeping.address();
         let tails = filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?;
+        let ones = filled(1.0, if weights.is_some() { 0 } else { options.weights() }, "the weights of a KV cache")?;
         cuda(session).with_copy_stream(|stream| {
             // SAFETY: all of it lies in the bookkeeping, which nobody uses yet.
             unsafe {
                 stream.fill(base, 0, plan.homes as usize)?;
                 stream.fill(base + plan.homes, 0xff, (plan.bytes - plan.homes) as usize)?;
                 stream.write(base + plan.clock, &[Clock::new(options.hold)])?;
+                stream.write(base + plan.weights, weights.unwrap_or(&ones[..]))?;
                 stream.write(base + plan.tails, &tails)
             }
         })?;
         Ok(OneLayer {
-            params: plan.layer(options.slots, pool.at(0), host.data(), base),
+            params: plan.layer(options, pool.at(0), host.data(), base),
             fetched: Fetched::No,
             is_captured: false,
             waits: 0,
@@ -230,7 +242,7 @@ impl Layers {
         let options = &all.fewest;
         let mut layers = reserved(options.layers, "the layers of a KV cache")?;
         for (n, options) in all.layers().enumerate() {
-            layers.push(OneLayer::create(session, &options)?);
+            layers.push(OneLayer::create(session, &options, all.weights(n))?);
             progress(n + 1);
         }
         let streams = Streams::create(session, options.layers)?;
@@ -250,6 +262,7 @@ impl Layers {
             session: session.clone(),
             streams,
             cache: plan.cache(options, base),
+            coding: options.is_coded.then(|| Coding::new(options)),
             layers,
             tail_table: tables.at(plan.tail_table),
             _tables: tables,
@@ -306,13 +319,59 @@ impl Layers {
         for layer in 0..self.layers.len() {
             self.streams.write.join(enqueue, layer)?;
         }
+        let (kernels, params): (&Kernels, _) = (enqueue.kernels(), self.fork_params(from, changed));
+        let ctas = self.layers.len() * self.cache.kv_heads();
+        if let Some(coding) = self.coding {
+            // After a fork there is the first block to copy, too.
+            if changed.opened.is_none() && (from == changed.sequence || changed.whole == 0) {
+                return Ok(());
+            }
+            let params = OpenParams { fork: params, coding };
+            // SAFETY: as below.
+            return unsafe { enqueue.launch(&kernels.reopen, plain(ctas, tuning::CODE_THREADS), [param(&params)]) };
+        }
         if changed.opened.is_none() {
             return Ok(());
         }
-        let (kernels, params): (&Kernels, _) = (enqueue.kernels(), self.fork_params(from, changed));
-        let ctas = self.layers.len() * self.cache.kv_heads();
         // SAFETY: the kernel's struct; the sequences and their blocks exist.
         unsafe { enqueue.launch(&kernels.open, plain(ctas, tuning::SEQUENCE_THREADS), [param(&params)]) }
+    }
+
+    /// CTAs of a row of an append of so many tokens and KV heads: one for each KV head, which copies the run of a block that leaves the tail.
+    fn per_row(&self, enqueue: &Enqueue, r: &AppendRequest, tokens: usize) -> usize {
+        let resident = enqueue.facts().multiprocessors as usize * tuning::RESIDENT_CTAS;
+        tokens.div_ceil(tuning::APPEND_WARPS).max(self.cache.kv_heads()).min(resident.div_ceil(r.batch()))
+    }
+
+    /// Appends where blocks are coded. Up to S tokens end at most one block that had no place before them, which is coded beside the stream. More
+    /// tokens are appended block by block on the stream, since the codes of each have to be there before its page is written again.
+    ///
+    /// # Safety
+    /// The request's tensors are valid until the stream has passed.
+    unsafe fn append_coded(&mut self, enqueue: &Enqueue, r: &AppendRequest, coding: Coding) -> Result<()> {
+        let kernels: &Kernels = enqueue.kernels();
+        let (heads, size, most) = (self.cache.kv_heads(), self.cache.block_size(), r.most_tokens());
+        let layer = self.layers[r.layer].params;
+        let per_row = self.per_row(enqueue, r, most.min(size) * heads);
+        let grid = Grid { kind: enqueue.dependent_kind(), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
+        let mut params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
+        let (code, to_code) =
+            (CodeParams { layer, cache: self.cache, coding }, plain(tuning::CODE_CTAS, tuning::CODE_THREADS));
+        // The pages that the last append listed, and may be written now, have been read, and its codes made.
+        self.streams.write.join(enqueue, r.layer)?;
+        // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
+        unsafe {
+            if most <= size {
+                enqueue.launch(&kernels.append, grid, [param(&params)])?;
+                return self.streams.write.launch(enqueue, r.layer, &kernels.code, to_code, [param(&code)]);
+            }
+            for window in 0..(most - 1).div_ceil(size) + 1 {
+                params.window = window as u32;
+                enqueue.launch(&kernels.append, grid, [param(&params)])?;
+                enqueue.launch(&kernels.code, to_code, [param(&code)])?;
+            }
+        }
+        Ok(())
     }
 
     fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {
@@ -412,11 +471,13 @@ impl Store for Layers {
                 format!("k: {} tokens of {heads} KV heads; CUDA takes fewer than 2^30 together", r.most_tokens());
             return Err(Error::unsupported(text));
         }
+        if let Some(coding) = self.coding {
+            // SAFETY: says the caller.
+            return unsafe { self.append_coded(enqueue, r, coding) };
+        }
         // The pages that the last append listed, and may be written now, have been read.
         self.streams.write.join(enqueue, r.layer)?;
-        let resident = enqueue.facts().multiprocessors as usize * tuning::RESIDENT_CTAS;
-        // A CTA for each KV head, which copies the run of a block that leaves the tail.
-        let per_row = tokens.div_ceil(tuning::APPEND_WARPS).max(heads).min(resident.div_ceil(r.batch()));
+        let per_row = self.per_row(enqueue, r, tokens);
         let params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
@@ -498,6 +559,10 @@ impl Store for Layers {
 
     fn pool(&self, layer: usize) -> *mut u8 {
         self.layers[layer].params.pool
+    }
+
+    fn weights(&self, layer: usize) -> *mut f32 {
+        self.layers[layer].params.weights
     }
 
     fn host(&self, layer: usize) -> *mut u8 {

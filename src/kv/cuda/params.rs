@@ -2,9 +2,11 @@
 
 use super::super::{AppendRequest, ResolveRequest, RowTables};
 use crate::core::tensor::Tensor;
+use crate::kv::options::Options;
+use crate::ops::quantize::block::rotation_factor;
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
-use crate::runtime::cuda::views::{address, byte_stride};
+use crate::runtime::cuda::views::{address, byte_stride, element_code};
 
 kernel_struct! {
     /// Mirrors Tail of kernels/cache/params.cuh.
@@ -97,6 +99,9 @@ kernel_struct! {
     #[derive(Clone, Copy)]
     pub struct Layer {
         pub pool: *mut u8,
+        pub slots_at: *mut u8,
+        pub coded_tails: *mut u8,
+        pub weights: *mut f32,
         pub host: *mut u8,
         pub clock: *mut Clock,
         pub tails: *mut Tail,
@@ -128,6 +133,7 @@ kernel_struct! {
         pub table: *mut i32,
         pub lens: *mut i32,
         pub run: u64,
+        pub tail_run: u64,
         pub parts: [u32; 4],
         pub token: [u32; 4],
         pub size: Divisor,
@@ -137,6 +143,7 @@ kernel_struct! {
         pub max_blocks: u32,
         pub first_slot: u32,
         pub hold: u32,
+        pub is_coded: u32,
     }
 }
 
@@ -206,11 +213,16 @@ kernel_struct! {
         rows: [PartRows; 4],
         most: u32,
         per_row: u32,
+        pub window: u32,
+        unused: u32,
         log_unit: [u32; 4],
     }
 }
 
 impl AppendParams {
+    /// No window: all tokens of each row.
+    pub const ALL: u32 = u32::MAX;
+
     pub fn new(layer: &Layer, cache: &Cache, r: &AppendRequest, per_row: u32) -> AppendParams {
         let (parts, lens) = (r.parts(), r.lens.as_ref());
         let rows = parts.map(PartRows::new);
@@ -227,6 +239,8 @@ impl AppendParams {
             rows,
             most: r.most_tokens() as u32,
             per_row,
+            window: AppendParams::ALL,
+            unused: 0,
             log_unit: [unit(0), unit(1), unit(2), unit(3)],
         }
     }
@@ -410,6 +424,53 @@ kernel_struct! {
     }
 }
 
+kernel_struct! {
+    /// Mirrors Coding of kernels/cache/params.cuh.
+    #[derive(Clone, Copy)]
+    pub struct Coding {
+        parts: [u32; 4],
+        mean: u32,
+        dim: u32,
+        value_dim: u32,
+        dtype: u32,
+        factor: f32,
+        value_factor: f32,
+    }
+}
+
+impl Coding {
+    /// How a cache codes that has INT4.
+    pub fn new(options: &Options) -> Coding {
+        let (run, [dim, value_dim]) = (options.run(), options.dims);
+        Coding {
+            parts: run.parts.map(|part| part.begin as u32),
+            mean: run.mean as u32,
+            dim: dim as u32,
+            value_dim: value_dim as u32,
+            dtype: element_code(options.dtype),
+            factor: rotation_factor(dim),
+            value_factor: rotation_factor(value_dim),
+        }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors CodeParams of kernels/cache/params.cuh.
+    pub struct CodeParams {
+        pub layer: Layer,
+        pub cache: Cache,
+        pub coding: Coding,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors OpenParams of kernels/cache/params.cuh.
+    pub struct OpenParams {
+        pub fork: ForkParams,
+        pub coding: Coding,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,6 +498,9 @@ mod tests {
             TableParams::layout("TableParams"),
             RowParams::layout("RowParams"),
             ForkParams::layout("ForkParams"),
+            Coding::layout("Coding"),
+            CodeParams::layout("CodeParams"),
+            OpenParams::layout("OpenParams"),
         ];
         layout::check("cache", file!(), &[&structs[..], &of_calls].concat());
     }

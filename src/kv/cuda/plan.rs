@@ -32,6 +32,7 @@ pub struct Bookkeeping {
     pub others: u64,
     pub full: u64,
     pub arrived: u64,
+    pub weights: u64,
     /// From here on all bits are set at first; all bits before are clear.
     pub homes: u64,
     pub holds: u64,
@@ -51,6 +52,7 @@ impl Bookkeeping {
             others: arrays.of::<Missed>(entries),
             full: arrays.of::<Full>(TAIL_BLOCKS * max_sequences),
             arrived: arrays.of::<u32>(max_sequences),
+            weights: arrays.of::<f32>(options.weights()),
             homes: arrays.of::<u64>(options.host_runs()),
             holds: arrays.of::<u64>(slots),
             bytes: 0,
@@ -59,10 +61,13 @@ impl Bookkeeping {
         plan
     }
 
-    /// A layer of so many slots whose bookkeeping begins at `base`.
-    pub fn layer(&self, slots: usize, pool: *mut u8, host: *mut u8, base: u64) -> Layer {
+    /// A layer whose bookkeeping begins at `base`.
+    pub fn layer(&self, options: &Options, pool: *mut u8, host: *mut u8, base: u64) -> Layer {
         Layer {
             pool,
+            slots_at: pool.wrapping_add(options.first_slot_at() as usize),
+            coded_tails: pool.wrapping_add(options.coded_tails_at() as usize),
+            weights: (base + self.weights) as *mut _,
             host,
             clock: (base + self.clock) as *mut _,
             tails: (base + self.tails) as *mut _,
@@ -74,7 +79,7 @@ impl Bookkeeping {
             others: (base + self.others) as *mut _,
             full: (base + self.full) as *mut _,
             arrived: (base + self.arrived) as *mut _,
-            slots: slots as u32,
+            slots: options.slots as u32,
             unused: 0,
         }
     }
@@ -106,14 +111,15 @@ impl Tables {
 
     /// A cache whose tables begin at `base`, of options whose parts of a run begin below 2^32.
     pub fn cache(&self, options: &Options, base: u64) -> Cache {
-        let run = options.run();
+        let tail_run = options.tail_run();
         Cache {
             layers: (base + self.layers) as *mut _,
             table: (base + self.table) as *mut _,
             lens: (base + self.lens) as *mut _,
-            run: run.bytes as u64,
-            parts: run.parts.map(|part| part.begin as u32),
-            token: run.parts.map(|part| part.token as u32),
+            run: options.run().bytes as u64,
+            tail_run: tail_run.bytes as u64,
+            parts: tail_run.parts.map(|part| part.begin as u32),
+            token: tail_run.parts.map(|part| part.token as u32),
             size: Divisor::new(options.block_size as u32),
             heads: Divisor::new(options.kv_heads as u32),
             layer_count: options.layers as u32,
@@ -121,6 +127,7 @@ impl Tables {
             max_blocks: options.max_blocks as u32,
             first_slot: options.tail_slots() as u32,
             hold: options.hold as u32,
+            is_coded: options.is_coded as u32,
         }
     }
 }

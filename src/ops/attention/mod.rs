@@ -102,13 +102,16 @@ impl<'a> Problem<'a> {
     where
         'a: 'b,
     {
-        match int4 {
-            Some(int4) if has_lists && int4.block_size != self.block_size => {
-                let expected = format!("the block size {} of the lists", self.block_size);
-                Err(Error::argument("kv.int4.block_size", int4.block_size, expected))
-            }
-            _ => Ok(Problem { int4, ..self }),
+        let Some(coded) = int4 else { return Ok(self) };
+        if has_lists && coded.block_size != self.block_size {
+            let expected = format!("the block size {} of the lists", self.block_size);
+            return Err(Error::argument("kv.int4.block_size", coded.block_size, expected));
         }
+        if let Some(weights) = coded.weights.filter(|weights| weights.dim(0) != self.heads.kv) {
+            let expected = format!("[Hk, D], of the {} KV heads of the lists", self.heads.kv);
+            return Err(Error::argument("kv.int4.weights", format!("shape {:?}", weights.shape()), expected));
+        }
+        Ok(Problem { int4, ..self })
     }
 
     /// How many lists there may be.
@@ -149,7 +152,7 @@ impl<'a> Problem<'a> {
     pub fn contents_of(&self, list: &BlockList<'a>) -> Vec<Rule<'a>> {
         let pages = &self.kv.pages;
         let tokens = Tokens { seq_lens: pages.seq_lens, positions: &self.positions, block_size: self.block_size };
-        contents::list(list, &tokens, pages.count)
+        contents::list(list, &tokens, pages.count + self.int4.map_or(0, |int4| int4.pages.count))
     }
 
     /// The tokens that position `r` of sequence `i` sees.

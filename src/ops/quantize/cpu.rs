@@ -1,12 +1,12 @@
 //! Coding on the CPU: a task codes the blocks of one sequence's KV head, one after the other.
 
+use super::block::{self, Shape};
 use super::{Layer, Request, WeightsRequest};
-use crate::core::dtype::{Element, Float, Rounded};
+use crate::core::dtype::{Element, Float};
 use crate::core::float8::F8E4M3;
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::int4::{Int4Kv, MAX_CODED, encode};
-use crate::ops::simd::rotate;
+use crate::ops::int4::{Int4Kv, encode};
 use crate::ops::views::{MAX_DIM, Pages};
 use crate::runtime::cpu::Cpu;
 use crate::with_float;
@@ -65,31 +65,26 @@ impl Layer<'_> {
     /// As for [`Layer::places`]; each token of block `j` has a place, `g` is a head, and `T` the dtype of k.
     unsafe fn code_block<T: Element + Float>(&self, i: usize, g: usize, j: usize) {
         let Int4Kv { block_size, k, v, k_scale, v_scale, .. } = &self.int4;
-        let [mut mean, mut row] = [[0.0; MAX_CODED]; 2];
-        let (mean, key) = (&mut mean[..self.kv.k.dim(3)], self.kv.k.dim(3));
         // SAFETY: says the caller.
-        let tokens = || (j * block_size..(j + 1) * block_size).filter_map(|t| unsafe { self.places(i, t) });
-        // SAFETY: says the caller; the rows have as many channels as the tensors.
-        unsafe {
-            for [[page, at], _] in tokens() {
-                read::<T>(&self.kv.k, [page, at, g], &mut row[..key]);
-                mean.iter_mut().zip(&row).for_each(|(sum, x)| *sum += x);
-            }
-            self.store_mean(i, g, j, mean);
-            let weights = self.int4.weights_of(g);
-            for [[page, at], [coded, coded_at]] in tokens() {
-                let place = [coded, coded_at, g];
-                let y = &mut row[..key];
-                read::<T>(&self.kv.k, [page, at, g], y);
-                for ((y, mean), weight) in y.iter_mut().zip(&*mean).zip(&weights) {
-                    *y = (*y - mean) / weight;
-                }
-                store(y, k, k_scale, place);
-                let y = &mut row[..self.kv.v.dim(3)];
-                read::<T>(&self.kv.v, [page, at, g], y);
-                store(y, v, v_scale, place);
-            }
-        }
+        let weights = unsafe { self.int4.weights_of(g) };
+        let shape = Shape { tokens: *block_size, dims: [self.kv.k.dim(3), self.kv.v.dim(3)], weights: &weights };
+        // SAFETY: says the caller.
+        let places = |t: usize| unsafe { self.places(i, j * block_size + t) }.expect("a place of each token");
+        block::code(
+            &shape,
+            |t, part, row| {
+                let [[page, at], _] = places(t);
+                // SAFETY: says the caller; the row has as many channels as the tensor.
+                unsafe { read::<T>([&self.kv.k, &self.kv.v][part], [page, at, g], row) }
+            },
+            // SAFETY: says the caller.
+            |sums| unsafe { self.store_mean(i, g, j, sums) },
+            |t, part, y| {
+                let [_, [page, at]] = places(t);
+                // SAFETY: says the caller.
+                unsafe { store(y, [k, v][part], [k_scale, v_scale][part], [page, at, g]) }
+            },
+        );
     }
 
     /// Turns sums into means as they are stored, and stores them; zeros where there is no row.
@@ -104,9 +99,7 @@ impl Layer<'_> {
             with_float!(means.dtype, T => {
                 let row = means.row::<T, 3>([page, at, g]);
                 for (d, x) in sums.iter_mut().enumerate() {
-                    let mean = *x / self.int4.block_size as f32;
-                    // There is one NaN on every machine.
-                    let mean = T::from_f32(if mean.is_nan() { f32::NAN } else { mean });
+                    let mean: T = block::mean_of(*x, self.int4.block_size);
                     row.set(d, mean);
                     *x = mean.to_f32();
                 }
@@ -123,12 +116,11 @@ unsafe fn read<T: Element + Float>(t: &Tensor, place: [usize; 3], row: &mut [f32
     row.iter_mut().enumerate().for_each(|(d, x)| *x = unsafe { from.get(d) }.to_f32());
 }
 
-/// Rotates a row and stores its codes and its scale.
+/// Stores the codes and the scale of a row that is rotated.
 ///
 /// # Safety
 /// The tensors are valid and have such a row, and no other task writes it.
-unsafe fn store(y: &mut [f32], codes: &Tensor, scales: &Tensor, place: [usize; 3]) {
-    rotate(y);
+unsafe fn store(y: &[f32], codes: &Tensor, scales: &Tensor, place: [usize; 3]) {
     let row = codes.row::<u8, 3>(place);
     // SAFETY: says the caller; the row has a byte for two channels.
     unsafe {

@@ -1,5 +1,6 @@
 //! Launches of the kernels of kernels/quantize/quantize.cu.
 
+use super::block::rotation_factor;
 use super::{Layer, MOST_LAYERS, Request, WeightsRequest};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
@@ -146,11 +147,6 @@ impl LayerData {
     }
 }
 
-/// The factor of a rotated row of `dim` channels.
-fn factor(dim: usize) -> f32 {
-    1.0 / ((1u32 << dim.trailing_zeros()) as f32).sqrt()
-}
-
 fn steps<const N: usize>(t: &Tensor) -> [i64; N] {
     std::array::from_fn(|d| t.byte_stride(d))
 }
@@ -205,8 +201,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         dtype: element_code(kv.k.dtype),
         mean_type: element_code(int4.means.dtype),
         slices: slices as u32,
-        factor: factor(kv.k.dim(3)),
-        value_factor: factor(kv.v.dim(3)),
+        factor: rotation_factor(kv.k.dim(3)),
+        value_factor: rotation_factor(kv.v.dim(3)),
         unused: 0,
         layer: [LayerData::NONE; MOST_LAYERS],
     };

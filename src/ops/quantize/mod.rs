@@ -3,6 +3,7 @@
 //! A block's mean is taken from its keys; a row is rotated, its scale is its largest number over 7.5, and its codes count scales from
 //! there. `int4` says what codes stand for. Operations and their order are fixed, so that every backend gives the same bits.
 
+pub mod block;
 mod cpu;
 mod cuda;
 

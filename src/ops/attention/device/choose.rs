@@ -378,7 +378,7 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         q_lens: _,
         lists: _,
         own_lists: _,
-        slots,
+        slots: _,
         window: _,
         soft_cap: _,
         sinks: _,
@@ -408,7 +408,6 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         .unless(Rows::of(sizes.rows).is_none(), "it takes up to 16 rows a list")
         .unless(partials, "it keeps no partials")
         .unless(tree, "it takes no draft tree")
-        .unless(slots, "it takes no slots")
         .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
         .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
         .unless(!(near_strides && int4.near_strides), "strides of tokens and pages have to fit in 32 bits")

@@ -159,11 +159,19 @@ impl cuda::Kernels for Kernels {
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
             };
-            attention.push((entry, sharing(source, name, most)?));
+            let kernel = sharing(source, name, most)?;
+            if matches!(entry, Entry::Verify128(_) | Entry::Verify128Tree(_)) {
+                kernel.allow_large_clusters()?;
+            }
+            attention.push((entry, kernel));
         }
         let mut repair = Vec::with_capacity(REPAIR.len());
         for (variant, element, source, name) in REPAIR.into_iter().filter(|(_, _, source, _)| modules.has(source)) {
-            repair.push((variant, element, sharing(source, name, most_shared(facts))?));
+            let kernel = sharing(source, name, most_shared(facts))?;
+            if variant == RepairVariant::Verify128 {
+                kernel.allow_large_clusters()?;
+            }
+            repair.push((variant, element, kernel));
         }
         let of =
             |entry| attention.iter().find(|(known, _)| *known == entry).map(|(_, kernel): &(Entry, Kernel)| kernel);

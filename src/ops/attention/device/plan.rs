@@ -236,7 +236,8 @@ pub fn describe(job: &Job) -> Result<Option<Params>> {
     let unit_tiles = unit_tokens.div_ceil(TILE);
     let pages_matter = kv.pages.table.is_some() || kv.pages.in_slots;
     let together = block_or_tile(list.is_some(), block) | if pages_matter { kv.pages.size } else { 0 };
-    let together = together | int4.filter(|int4| int4.pages.table.is_some()).map_or(0, |int4| int4.pages.size);
+    let together = together
+        | int4.filter(|int4| int4.pages.table.is_some() || int4.pages.in_slots).map_or(0, |int4| int4.pages.size);
     let scale_of = |scale: &Option<Scale>| scale.as_ref().map_or(View::ABSENT, |Scale(t)| scale_view(t));
     let per_token = |scale: &Option<Scale>| scale.as_ref().is_some_and(|Scale(t)| t.rank() == 3);
     let list_view = |t: &Tensor| View::<4>::by_position(t);

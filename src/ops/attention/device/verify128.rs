@@ -6,7 +6,7 @@ use super::mma::{self, CTA_SHARE_BYTES};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
 use crate::runtime::cuda::layout::Divisor;
-use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
+use crate::runtime::cuda::Kernel;
 
 /// Rows of a work item.
 pub const ROWS: u32 = 64;
@@ -19,17 +19,21 @@ pub const CHANNELS: u32 = 128;
 pub const THREADS: u32 = 384;
 /// Units, of a tile each, of a stage.
 const STAGE_UNITS: u32 = 4;
-/// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 8 CTAs.
-const RECEIVED_ROWS: u32 = 70;
+/// CTAs of a cluster at most: more than every device is sure to form.
+const MOST_CTAS: usize = 16;
+/// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 16 CTAs.
+const RECEIVED_ROWS: u32 = 75;
 /// Stages of 64 tokens with keys and values; queries; the states of rows that a cluster sends, padded.
 pub const SHARED: u32 =
     5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
 /// Shorter lists are sooner done by larger clusters, whose CTAs join sooner.
 const SHORT_TOKENS: u64 = 8 << 10;
+/// Lists of so many tokens at most are soonest done by a cluster for each, as large as so many can be.
+const ALONE_TOKENS: u64 = 4 << 10;
 
 /// How many clusters run at once, of one CTA, of two, and so on; each CTA has a multiprocessor.
 #[derive(Clone, Copy, Debug)]
-pub struct Clusters([u32; LARGEST_CLUSTER as usize]);
+pub struct Clusters([u32; MOST_CTAS]);
 
 impl Clusters {
     /// The context is current.
@@ -42,17 +46,21 @@ impl Clusters {
         self.0[..4].iter().all(|&clusters| clusters > 0)
     }
 
-    /// CTAs of a cluster, and how many such clusters run at once. Where every work item has a cluster alone, there is least to join
-    /// with the smallest; otherwise a cluster of two halves the number of states that go through scratch.
+    /// CTAs of a cluster, and how many chunks to make of all lists beside one for each work item. Where every work item has a cluster alone,
+    /// nothing goes through scratch; otherwise a cluster of two halves the number of states that do.
     fn choose(&self, items: u32, list_tokens: u64) -> (u32, u32) {
         let [single, pairs, _, fours, ..] = self.0;
-        if items > pairs {
+        if list_tokens <= ALONE_TOKENS && items <= pairs {
+            return (self.largest(items), 0);
+        }
+        let (ctas, at_once) = if items > pairs {
             (1, single)
         } else if list_tokens <= SHORT_TOKENS && items.saturating_mul(3) <= fours {
             (4, fours)
         } else {
             (2, pairs)
-        }
+        };
+        (ctas, at_once.saturating_sub(items).max(at_once / 2).max(1))
     }
 
     /// CTAs of the largest clusters of which so many run at once: repair's, where each work item has one.
@@ -80,10 +88,10 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
 /// The plan of a call that fits; `is_tree`: the rows are those of draft trees.
 pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, is_tree: bool) -> Option<Plan> {
     let items = work_items(sizes);
-    let (ctas, at_once) = clusters.choose(items, sizes.list_tokens);
-    let target = at_once.saturating_sub(items).max(at_once / 2).max(1);
-    let least_units = STAGE_UNITS * ctas;
-    let params = Params { target_chunks: Divisor::new(target), least_units, ..describe(params, sizes, ctas) };
+    let (ctas, target) = clusters.choose(items, sizes.list_tokens);
+    // A list that is to be one chunk has no more than the least units of one.
+    let least_units = (STAGE_UNITS * ctas).max(if target == 0 { sizes.units as u32 } else { 0 });
+    let params = Params { target_chunks: Divisor::new(target.max(1)), least_units, ..describe(params, sizes, ctas) };
     let most_chunks = (sizes.units as u32).div_ceil(params.least_units).max(1);
     let chunks = (items + target).min(items.saturating_mul(most_chunks));
     let are_few = mma::find_shares(items, chunks * ctas);
@@ -107,14 +115,15 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, is_tree: bool) 
 mod tests {
     use super::*;
 
-    /// Those of 1, 2 and 4 CTAs are what an H200 runs at once, and the others what it might.
-    const H200: [u32; 8] = [132, 66, 43, 30, 24, 20, 16, 14];
+    /// What an H100 runs at once.
+    const H100: [u32; MOST_CTAS] = [132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7];
 
     #[test]
     fn clusters_are_of_the_size_that_was_fastest_where_measured() {
-        let clusters = Clusters(H200);
+        let clusters = Clusters(H100);
         for (items, tokens, ctas) in [
-            (8, 4096, 4),
+            (8, 4096, 9),
+            (24, 4096, 4),
             (8, 8192, 4),
             (8, 1 << 15, 2),
             (8, 1 << 17, 2),
@@ -128,9 +137,9 @@ mod tests {
 
     #[test]
     fn repair_has_the_largest_clusters_that_all_run_at_once() {
-        for (items, ctas) in [(8, 8), (14, 8), (15, 7), (30, 4), (64, 2), (67, 1), (1000, 1)] {
-            assert_eq!(Clusters(H200).largest(items), ctas, "{items} lists");
+        for (items, ctas) in [(7, 16), (8, 9), (15, 8), (16, 6), (30, 4), (64, 2), (67, 1), (1000, 1)] {
+            assert_eq!(Clusters(H100).largest(items), ctas, "{items} lists");
         }
-        assert_eq!(Clusters([132, 66, 43, 30, 0, 0, 0, 0]).largest(8), 4);
+        assert_eq!(Clusters(std::array::from_fn(|n| if n < 4 { H100[n] } else { 0 })).largest(8), 4);
     }
 }

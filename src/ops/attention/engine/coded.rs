@@ -22,6 +22,8 @@ pub struct Coded<'a> {
     pub head: usize,
     pub first: usize,
     pub end: usize,
+    /// The page of the current entry, where slots name the pages: of its tokens all are coded or none.
+    pub slot: Option<usize>,
 }
 
 impl Coded<'_> {

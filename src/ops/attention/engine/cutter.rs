@@ -42,7 +42,7 @@ impl<'a> Cutter<'a> {
         let coded = int4.map(|int4| {
             // SAFETY: the unit's sequence is one of the problem's.
             let Range { start, end } = unsafe { int4.coded(unit.sequence, kv.pages.len(unit.sequence)) };
-            Coded { int4, sequence: unit.sequence, head: unit.kv_head, first: start, end }
+            Coded { int4, sequence: unit.sequence, head: unit.kv_head, first: start, end, slot: None }
         });
         Cutter {
             coded,
@@ -115,8 +115,17 @@ impl<'a> Cutter<'a> {
         if let Some(list) = self.job.slots {
             // SAFETY: the entry is below the count.
             let slot = unsafe { list.slot(self.unit.list(), j) };
-            self.slot = slot.and_then(|slot| usize::try_from(slot).ok()).filter(|&slot| slot < kv.pages.count);
-            if self.slot.is_none() {
+            let slot = slot.and_then(|slot| usize::try_from(slot).ok());
+            self.slot = slot.filter(|&slot| slot < kv.pages.count);
+            let mut is_coded = false;
+            if let Some(coded) = &mut self.coded {
+                // Pages of codes are counted after the others.
+                let page = slot.and_then(|slot| slot.checked_sub(kv.pages.count));
+                coded.slot = page.filter(|&page| page < coded.int4.pages.count);
+                is_coded = coded.slot.is_some();
+                (coded.first, coded.end) = (0, if is_coded { usize::MAX } else { 0 });
+            }
+            if self.slot.is_none() && !is_coded {
                 self.tokens = 0..0;
             }
         }
@@ -189,14 +198,14 @@ impl<'a> Cutter<'a> {
 /// As for [`Cutter::cut`]; `first` is a coded token, and there is room.
 #[inline(never)]
 unsafe fn push_coded<T: Row>(tile: &mut Tile<T>, coded: &Coded, first: usize, count: usize) -> usize {
-    let Coded { int4, sequence, end, .. } = *coded;
+    let Coded { int4, sequence, end, slot, .. } = *coded;
     let size = int4.pages.size;
     let (p, row) = (first / size, first % size);
     let left_of_block = int4.block_size - first % int4.block_size;
     let count = count.min(size - row).min(end - first).min(left_of_block);
     // SAFETY: the page exists, and the rows are inside it.
     unsafe {
-        if let Some(page) = int4.pages.page(sequence, p) {
+        if let Some(page) = slot.or_else(|| int4.pages.page(sequence, p)) {
             tile.push_coded(coded, first, count, [page, row]);
         }
     }

@@ -227,14 +227,18 @@ impl<'w, T: Row> Tile<'w, T> {
     /// As for [`Tile::push`], and the tile has no other tokens than coded ones.
     #[inline(never)]
     pub unsafe fn push_coded(&mut self, coded: &Coded, first: usize, count: usize, [page, row]: [usize; 2]) {
-        let Coded { int4, sequence, head, .. } = *coded;
+        let Coded { int4, sequence, head, slot, .. } = *coded;
+        let head = if slot.is_some() { 0 } else { head };
         self.is_coded = true;
         let block = first / int4.block_size;
         let known = self.blocks[..self.means_len].iter().position(|&other| other == block);
         let mean = known.unwrap_or_else(|| {
             let (mean, dim) = (self.means_len, self.means.len() / MEANS);
-            // SAFETY: the mean has D channels.
-            unsafe { int4.read_mean(sequence, block, head, &mut self.means[mean * dim..][..dim]) };
+            // SAFETY: the mean has D channels; that of a slot has its page, and one row.
+            unsafe {
+                let place = slot.map(|page| [page, 0]).or_else(|| int4.mean_place(sequence, block));
+                int4.read_mean(place, head, &mut self.means[mean * dim..][..dim]);
+            }
             (self.blocks[mean], self.means_len) = (block, mean + 1);
             mean
         });

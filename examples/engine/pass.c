@@ -1,0 +1,138 @@
+/* A pass through the model: rows of sequences, and attention for them by vwd_decoder. */
+#include <string.h>
+
+#include "batch_inside.h"
+#include "linear.h"
+
+/* Blocks of a list. */
+static int list_blocks(const batch *b) {
+  const int forced = b->o.init_blocks + b->o.local_blocks;
+  return b->o.k > forced ? b->o.k : forced;
+}
+
+int always_dense(const batch *b) {
+  const int covered = list_blocks(b) * PAGE_TOKENS;
+  return covered > b->o.dense_below - 1 ? covered : b->o.dense_below - 1;
+}
+
+/* --- A pass through the model --- */
+
+vwd_tensor pass_table(const batch *b, const group *g) {
+  return TENSOR(b->tables + (size_t)g->first_member * (size_t)b->max_pages, INT32, g->batch, b->max_pages);
+}
+
+static bool attend(void *context, const attention_call *call) {
+  batch *b = context;
+  const model_shape *s = &b->shape;
+  const int count = call->n * s->kv_heads * s->head_dim;
+  for (int i = 0; i < count; i++) b->new_k[i] = float_to_half(call->k[i]), b->new_v[i] = float_to_half(call->v[i]);
+  for (int i = 0; i < b->group_count; i++) {
+    const group *g = &b->groups[i];
+    const int64_t rows = g->batch, positions = g->positions;
+    const size_t kv = (size_t)(g->first * s->kv_heads * s->head_dim), q = (size_t)(g->first * s->heads * s->head_dim);
+    if (call->layer == 0 || b->group_count > 1) { /* the decoder knows one step at a time */
+      vwd_decoder_step step = VWD_DECODER_STEP_INIT;
+      step.mode = g->mode;
+      step.positions = (uint32_t)positions;
+      step.shortest = (uint32_t)g->shortest;
+      step.page_table = pass_table(b, g);
+      step.seq_lens = TENSOR(b->seq_lens + g->first_member, INT32, rows);
+      step.begin = TENSOR(b->begins + g->first_member, INT32, rows);
+      if (g->trees) step.tree = TENSOR(b->masks + g->first, UINT32, rows, positions, 1);
+      if (!batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error)) return false;
+    }
+    const size_t layer = pages_layer(&b->pages, call->layer);
+    vwd_decoder_attend_args args = VWD_DECODER_ATTEND_ARGS_INIT;
+    args.layer = (uint32_t)call->layer;
+    args.k = TENSOR(b->pages.k + layer, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
+    args.v = TENSOR(b->pages.v + layer, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
+    args.new_k = TENSOR(b->new_k + kv, FLOAT16, rows, positions, s->kv_heads, s->head_dim);
+    args.new_v = TENSOR(b->new_v + kv, FLOAT16, rows, positions, s->kv_heads, s->head_dim);
+    args.q = TENSOR(call->q + q, FLOAT32, rows, positions, s->heads, s->head_dim);
+    args.out = TENSOR(call->out + q, FLOAT32, rows, positions, s->heads, s->head_dim);
+    if (!batch_called(vwd_decoder_attend(b->decoder, &args, NULL), "vwd_decoder_attend", &b->error)) return false;
+  }
+  return true;
+}
+
+/* What nodes of trees see, and their positions, which are those of their depths. */
+static bool prepare_trees(batch *b) {
+  for (int i = 0; i < b->group_count; i++) {
+    const group *g = &b->groups[i];
+    if (!g->trees) continue;
+    vwd_tree_prepare_args args = VWD_TREE_PREPARE_ARGS_INIT;
+    args.parents = TENSOR(b->parents + g->first, INT32, g->batch, g->positions);
+    args.bases = TENSOR(b->roots + g->first_member, INT32, g->batch);
+    args.positions = TENSOR(b->positions + g->first, INT32, g->batch, g->positions);
+    args.mask = TENSOR(b->masks + g->first, UINT32, g->batch, g->positions, 1);
+    if (!batch_called(vwd_tree_prepare(b->session, &args, NULL), "vwd_tree_prepare", &b->error)) return false;
+  }
+  return true;
+}
+
+int64_t token_bytes(const batch *b) {
+  return (int64_t)b->shape.kv_heads * b->shape.head_dim * 2 * (int64_t)sizeof(uint16_t);
+}
+
+/* Bytes of a block's summary in a layer: two values in float16 for each channel, or two INT4 ones and scales for 32. */
+static int64_t summary_bytes(const batch *b) {
+  const int dim = b->shape.head_dim;
+  return b->shape.kv_heads * (b->o.method == VWD_SELECT_AXIS ? dim + (dim + 31) / 32 * 4 * 2 : dim * 4);
+}
+
+/* A dense member reads its keys and values once for all its positions. */
+static void count_bytes(batch *b, uint32_t mode, int tokens) {
+  const int sparse_layers = mode == VWD_DECODER_DENSE || tokens <= always_dense(b) ? 0 : b->shape.layers - b->o.dense_layers;
+  const int blocks = pages_of(tokens), listed = list_blocks(b) * PAGE_TOKENS - (blocks * PAGE_TOKENS - tokens);
+  b->n.kv_bytes += ((b->shape.layers - sparse_layers) * (int64_t)tokens + sparse_layers * (int64_t)listed) * token_bytes(b);
+  b->n.index_bytes += (int64_t)sparse_layers * blocks * summary_bytes(b);
+}
+
+void pass_start(batch *b) { b->rows = b->wanted_count = b->group_count = b->members = 0; }
+
+/* The first token whose summaries a member makes: of its own pages, and of those that it shares with whoever wrote them
+ * elsewhere, unless another member has made them. */
+static int summarise_from(batch *b, sequence *s, int first, int count) {
+  int begin = smaller(first, s->unsummarised);
+  while (begin < first && b->pages.page[s->table[begin / PAGE_TOKENS]].summarised == b) begin += PAGE_TOKENS;
+  if (begin > first) begin = first;
+  for (int p = begin / PAGE_TOKENS; p <= (first + count - 1) / PAGE_TOKENS; p++) b->pages.page[s->table[p]].summarised = b;
+  s->unsummarised = INT32_MAX;
+  return begin;
+}
+
+void pass_add(batch *b, int slot, uint32_t mode, int first, int count) {
+  sequence *s = &b->slots[slot];
+  group *g = b->group_count > 0 ? &b->groups[b->group_count - 1] : NULL;
+  const int n = b->members++;
+  const bool tree = is_tree(s);
+  if (!g || g->mode != mode || g->positions != count || g->trees != tree) {
+    g = &b->groups[b->group_count++];
+    *g = (group){.mode = mode, .trees = tree, .positions = count, .first = b->rows, .first_member = n, .shortest = INT32_MAX};
+  }
+  g->batch++;
+  if (is_decoding(s)) count_bytes(b, mode, first + count);
+  int32_t *table = b->tables + (size_t)n * (size_t)b->max_pages;
+  memcpy(table, s->table, (size_t)s->pages * sizeof *table);
+  for (int p = s->pages; p < b->max_pages; p++) table[p] = -1;
+  b->seq_lens[n] = first + count;
+  if (first + count < g->shortest) g->shortest = first + count;
+  b->begins[n] = summarise_from(b, s, first, count);
+  b->roots[n] = first;
+  b->member_slot[n] = slot;
+  for (int i = 0; i < count; i++, b->rows++) {
+    int at = first + i;
+    b->tokens[b->rows] = at < s->count ? s->text[at] : s->draft[at - s->count];
+    b->positions[b->rows] = at;
+    b->parents[b->rows] = tree ? s->parents[i] : i - 1;
+  }
+}
+
+void pass_want(batch *b, int row) { b->wanted[b->wanted_count++] = row; }
+
+const float *pass_run(batch *b) {
+  if (!prepare_trees(b)) return NULL;
+  const model_pass pass = {b->tokens, b->positions, b->rows, b->wanted, b->wanted_count};
+  b->n.passes++;
+  return model_forward(b->model, &pass, attend, b);
+}
