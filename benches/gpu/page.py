@@ -10,6 +10,7 @@
 import ast
 import json
 import pathlib
+import re
 import sys
 
 HERE = pathlib.Path(__file__).parent
@@ -62,12 +63,20 @@ def canvas():
     import matplotlib.pyplot as pyplot
 
     pyplot.rcParams["svg.hashsalt"] = "vanward"
+    pyplot.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
     return pyplot
+
+
+def shorter(svg):
+    """Without indentation, and with places to a hundredth of a point."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", svg)).replace("> <", "><") + "\n"
 
 
 def save(figure, name):
     figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    path = RESULTS / f"{name}.svg"
+    figure.savefig(path, metadata={"Date": None})
+    path.write_text(shorter(path.read_text()))
 
 
 def plot(name, select, attention):

@@ -177,8 +177,7 @@ struct VerifyJoin : VerifyJob {
         JoinedFour joined;
         if (ctas == 1) add_rows<1>(joined, from, pitch, quad);
         else if (ctas == 2) add_rows<2>(joined, from, pitch, quad);
-        else if (ctas <= 4) add_rows<4>(joined, from, pitch, quad, ctas);
-        else for (uint32 cta = 0; cta < ctas; cta += 8) add_rows<8>(joined, from + cta * pitch, pitch, quad, ctas - cta);
+        else for (uint32 cta = 0; cta < ctas; cta += 4) add_rows<4>(joined, from + cta * pitch, pitch, quad, ctas - cta);
         return joined;
     }
     // Joins the work item's chunks for ROWS rows at once: the latency of their loads is paid once.
