@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use super::mma::{self, CTA_SHARE_BYTES};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
-use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::Kernel;
+use crate::runtime::cuda::layout::Divisor;
 
 /// Rows of a work item.
 pub const ROWS: u32 = 64;
