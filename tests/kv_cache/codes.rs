@@ -43,11 +43,10 @@ pub fn weights(shape: &Shape, layer: usize, head: usize) -> Vec<f32> {
     (first..first + shape.dims[0]).map(weight).collect()
 }
 
-/// Those of all layers and KV heads, for good.
-pub fn all_weights(shape: &Shape) -> *const f32 {
+/// Those of all layers and KV heads.
+pub fn all_weights(shape: &Shape) -> Vec<f32> {
     let all = (0..shape.layers).flat_map(|layer| (0..shape.heads).map(move |head| (layer, head)));
-    let weights: Vec<f32> = all.flat_map(|(layer, head)| weights(shape, layer, head)).collect();
-    weights.leak().as_ptr()
+    all.flat_map(|(layer, head)| weights(shape, layer, head)).collect()
 }
 
 impl Codes {

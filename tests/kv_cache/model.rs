@@ -130,7 +130,6 @@ impl Shape {
             layer_slots: if self.slots.len() == 1 { std::ptr::null() } else { self.slots.as_ptr() },
             hold: HOLD as u32,
             coding: if self.coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
-            weights: if self.coded { codes::all_weights(self) } else { std::ptr::null() },
             ..args()
         }
     }
@@ -220,7 +219,9 @@ pub struct Checked<'s> {
 
 impl<'s> Checked<'s> {
     pub fn new(shape: &'s Shape, backend: &'s Backend) -> Checked<'s> {
-        let cache = Cache::on(backend, &shape.options());
+        let all = codes::all_weights(shape);
+        let weights = if shape.coded { all.as_ptr() } else { std::ptr::null() };
+        let cache = Cache::on(backend, &vwd_kv_cache_options { weights, ..shape.options() });
         Checked {
             shape,
             backend,
