@@ -167,11 +167,7 @@ impl cuda::Kernels for Kernels {
         }
         let mut repair = Vec::with_capacity(REPAIR.len());
         for (variant, element, source, name) in REPAIR.into_iter().filter(|(_, _, source, _)| modules.has(source)) {
-            let kernel = sharing(source, name, most_shared(facts))?;
-            if variant == RepairVariant::Verify128 {
-                kernel.allow_large_clusters()?;
-            }
-            repair.push((variant, element, kernel));
+            repair.push((variant, element, sharing(source, name, most_shared(facts))?));
         }
         let of =
             |entry| attention.iter().find(|(known, _)| *known == entry).map(|(_, kernel): &(Entry, Kernel)| kernel);

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use super::mma::{self, CTA_SHARE_BYTES};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
-use crate::runtime::cuda::Kernel;
 use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
 
 /// Rows of a work item.
 pub const ROWS: u32 = 64;
@@ -51,7 +51,7 @@ impl Clusters {
     fn choose(&self, items: u32, list_tokens: u64) -> (u32, u32) {
         let [single, pairs, _, fours, ..] = self.0;
         if list_tokens <= ALONE_TOKENS && items <= pairs {
-            return (self.largest(items), 0);
+            return (self.largest(items, MOST_CTAS), 0);
         }
         let (ctas, at_once) = if items > pairs {
             (1, single)
@@ -63,9 +63,14 @@ impl Clusters {
         (ctas, at_once.saturating_sub(items).max(at_once / 2).max(1))
     }
 
-    /// CTAs of the largest clusters of which so many run at once: repair's, where each work item has one.
-    pub fn largest(&self, items: u32) -> u32 {
-        self.0.iter().rposition(|&clusters| clusters >= items).unwrap_or(0) as u32 + 1
+    /// CTAs of repair's clusters, of which each work item has one. With more than these SUPERSET took longer.
+    pub fn of_repair(&self, items: u32) -> u32 {
+        self.largest(items, LARGEST_CLUSTER as usize)
+    }
+
+    /// CTAs of the largest clusters, of at most so many, of which one for each work item runs at once.
+    fn largest(&self, items: u32, most: usize) -> u32 {
+        self.0[..most].iter().rposition(|&clusters| clusters >= items).unwrap_or(0) as u32 + 1
     }
 }
 
@@ -122,6 +127,7 @@ mod tests {
     fn clusters_are_of_the_size_that_was_fastest_where_measured() {
         let clusters = Clusters(H100);
         for (items, tokens, ctas) in [
+            (7, 4096, 16),
             (8, 4096, 9),
             (24, 4096, 4),
             (8, 8192, 4),
@@ -137,9 +143,9 @@ mod tests {
 
     #[test]
     fn repair_has_the_largest_clusters_that_all_run_at_once() {
-        for (items, ctas) in [(7, 16), (8, 9), (15, 8), (16, 6), (30, 4), (64, 2), (67, 1), (1000, 1)] {
-            assert_eq!(Clusters(H100).largest(items), ctas, "{items} lists");
+        for (items, ctas) in [(7, 8), (8, 8), (15, 8), (16, 6), (30, 4), (64, 2), (67, 1), (1000, 1)] {
+            assert_eq!(Clusters(H100).of_repair(items), ctas, "{items} lists");
         }
-        assert_eq!(Clusters(std::array::from_fn(|n| if n < 4 { H100[n] } else { 0 })).largest(8), 4);
+        assert_eq!(Clusters(std::array::from_fn(|n| if n < 4 { H100[n] } else { 0 })).of_repair(8), 4);
     }
 }

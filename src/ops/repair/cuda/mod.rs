@@ -101,7 +101,7 @@ fn plan(
     let (shared, size) = match (variant, rings) {
         (RepairVariant::Verify128, _) => {
             let clusters = kernels.verify_clusters.expect("it is chosen where it runs");
-            let size = clusters.largest(device::verify128_items(&sizes));
+            let size = clusters.of_repair(device::verify128_items(&sizes));
             to.to = device::describe_verify128(&params, &sizes, size);
             describe_repair(r, to);
             (verify128::lay_out(to, r), size)
