@@ -46,7 +46,12 @@ fn embed_kernels() {
             if older != name && !Path::new(PTX).join(&older).exists() {
                 embed(&out, &older, &for_8_0(&ptx));
             }
-            embed(&out, name, &ptx);
+            if ptx.contains("\n// .entry ") {
+                let newer = Path::new(PTX).join(name.replace(".compute_80.", ".compute_90."));
+                embed(&out, name, &expanded(&ptx, &fs::read_to_string(newer).expect("the file with those kernels")));
+            } else {
+                embed(&out, name, &ptx);
+            }
         }
     }
 }
@@ -55,6 +60,18 @@ fn embed_kernels() {
 pub fn for_8_0(ptx: &str) -> String {
     let lines = ptx.lines().filter(|line| !line.starts_with("griddepcontrol"));
     lines.map(|line| line.replace(".target sm_90", ".target sm_80") + "\n").collect()
+}
+
+/// PTX of compute_80, whole: a line "// .entry name" of the file stands for the kernel of that name in the one of compute_90.
+pub fn expanded(kept: &str, newer: &str) -> String {
+    const KERNEL: &str = ".visible .entry ";
+    let older = for_8_0(newer);
+    let kernel = |name: &str| {
+        let begin = older.find(&format!("{KERNEL}{name}(")).expect("it is in both");
+        let length = older[begin + 1..].find(&format!("\n{KERNEL}")).map_or(older.len() - begin, |at| at + 2);
+        older[begin..begin + length].to_owned()
+    };
+    kept.lines().map(|line| line.strip_prefix("// .entry ").map_or_else(|| format!("{line}\n"), kernel)).collect()
 }
 
 fn embed(out: &Path, name: &str, ptx: &str) {

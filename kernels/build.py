@@ -11,7 +11,9 @@
 The CUDA 12.4 compiler is fetched into .cache/ the first time; no GPU and no toolkit is needed.
 
 A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …).
-Where PTX of compute_80 is that of compute_90 without what lets kernels start early, it is not kept: for_8_0, here and in build.rs, makes it.
+Kernels of compute_80 that are those of compute_90 without what lets them start early are kept once, in the file of compute_90: a line
+"// .entry name" stands for each in the other file, which does not exist where it would hold nothing else. expanded, here and in build.rs, puts
+them back.
 The inputs of a PTX file are the source and the headers that it includes, without comments, the target, the compiler's version and its flags.
 kernels/ptx/manifest.json has a line for each PTX file: the hash of its inputs and its own. After a merge, take either side's files and run
 `make kernels`: what agrees with neither side's line is compiled again.
@@ -173,12 +175,39 @@ def for_8_0(ptx: str) -> str:
     return "".join(line.replace(".target sm_90", ".target sm_80") + "\n" for line in lines)
 
 
-def text_of(ptx: pathlib.Path) -> str:
-    """What the PTX file holds, or would hold: of compute_80 only what differs from compute_90 is kept."""
-    if ptx.exists():
-        return ptx.read_text(encoding="utf-8")
+def parts(ptx: str) -> dict[str, str]:
+    """What stands before the first kernel, as "", then the text of each kernel up to the next one."""
+    return {re.match(r"(?:\.visible \.entry (\w+))?", part)[1] or "": part for part in re.split(r"(?m)^(?=\.visible \.entry )", ptx)}
+
+
+def shared(older: str, newer: str) -> str:
+    """PTX of compute_80 as it is kept beside that of compute_90; empty where it need not be kept."""
+    if older == for_8_0(newer):
+        return ""
+    other = parts(for_8_0(newer))
+    return "".join(f"// .entry {name}\n" if name and other.get(name) == text else text for name, text in parts(older).items())
+
+
+def expanded(kept: str, newer: str) -> str:
+    """The reverse of shared."""
+    other = parts(for_8_0(newer))
+    return re.sub(r"(?m)^// \.entry (\w+)\n", lambda found: other[found[1]], kept)
+
+
+def newer_than(ptx: pathlib.Path) -> str:
+    """The PTX of compute_90 beside a file of compute_80, or nothing."""
     newer = ptx.with_name(ptx.name.replace(".compute_80.", ".compute_90."))
-    return for_8_0(newer.read_text(encoding="utf-8")) if newer != ptx and newer.exists() else ""
+    return newer.read_text(encoding="utf-8") if newer != ptx and newer.exists() else ""
+
+
+def kept_of(ptx: pathlib.Path) -> str:
+    """What the PTX file holds, or would hold."""
+    return ptx.read_text(encoding="utf-8") if ptx.exists() else for_8_0(newer_than(ptx))
+
+
+def text_of(ptx: pathlib.Path) -> str:
+    """The PTX, whole."""
+    return expanded(kept_of(ptx), newer_than(ptx))
 
 
 def compiled(job) -> tuple[str, str]:
@@ -213,25 +242,26 @@ def build(everything: bool, only: list[str]):
     known = recorded()
 
     def up_to_date(ptx: pathlib.Path) -> bool:
-        return (wanted[name_of(ptx)], sha256(text_of(ptx).encode())) in known.get(name_of(ptx), ())
+        return (wanted[name_of(ptx)], sha256(kept_of(ptx).encode())) in known.get(name_of(ptx), ())
 
     def chosen(source: pathlib.Path, ptx: pathlib.Path) -> bool:
         return f"{source.parent.name}/{source.stem}" in only if only else everything or not up_to_date(ptx)
 
     changed = [job for job in jobs if chosen(job[0], job[2])]
+    unchanged = {ptx for _, _, ptx in jobs if up_to_date(ptx)}
     toolchain()  # so that not each process fetches it
     logs = in_parallel(compiled, changed)
     failed = [log for log, _ in logs if log]
     for _, _, ptx in jobs:
-        newer = ptx.with_name(ptx.name.replace(".compute_80.", ".compute_90."))
-        if newer != ptx and newer.exists() and ptx.exists() and ptx.read_text(encoding="utf-8") == for_8_0(newer.read_text(encoding="utf-8")):
-            ptx.unlink()
+        if ptx.exists() and (newer := newer_than(ptx)):
+            kept = shared(text_of(ptx), newer)
+            ptx.write_text(kept, encoding="utf-8") if kept else ptx.unlink()
     entries = {}
     for source, target, ptx in jobs:
         name = name_of(ptx)
-        is_new = (source, target, ptx) in changed or up_to_date(ptx)
+        is_new = (source, target, ptx) in changed or ptx in unchanged
         # What was left as it is keeps its line, so that the test of the manifest still tells that it is old.
-        text = text_of(ptx)
+        text = kept_of(ptx)
         pairs = [(wanted[name], sha256(text.encode()))] if is_new and text else sorted(known.get(name, ()))
         if pairs:
             entries[name] = pairs[0]

@@ -4,7 +4,7 @@
 #[path = "../build.rs"]
 mod build;
 
-use build::for_8_0;
+use build::{expanded, for_8_0};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,6 +165,14 @@ fn ptx_was_compiled_from_these_sources() {
 fn a_comment_does_not_change_what_ptx_is_compiled_from() {
     let code = without_comments("#include \"a.cuh\" // one\n\n  int x;  // two\n// three\n");
     assert_eq!(code, "#include \"a.cuh\" // one\nint x;\n");
+}
+
+#[test]
+fn a_kernel_that_both_targets_share_is_read_from_the_newer_file() {
+    let newer = ".target sm_90\n.visible .entry a(\ngriddepcontrol.wait;\nret;\n}\n.visible .entry ab(\nexit;\n}\n";
+    let kept = ".target sm_80\n.visible .entry b(\n}\n// .entry ab\n// .entry a\n";
+    let whole = ".target sm_80\n.visible .entry b(\n}\n.visible .entry ab(\nexit;\n}\n.visible .entry a(\nret;\n}\n";
+    assert_eq!(expanded(kept, newer), whole);
 }
 
 /// What git prints, or nothing where there is no git or no history.

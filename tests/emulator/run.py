@@ -89,7 +89,7 @@ def kernels(capability):
         source, target = name.split(".compute_")
         number = int(re.match(r"\d+", target)[0])
         if best.get(source, (0,))[0] < number <= capability:
-            # PTX of compute_80 that is that of compute_90 otherwise is not kept: kernels/build.py.
+            # Kernels of compute_80 that are those of compute_90 are kept there, and named by a line "// .entry name": kernels/build.py.
             kept = (KERNELS / "ptx" / f"{each}.ptx" for each in (name, f"{source}.compute_90"))
             best[source] = (number, next(path for path in kept if path.exists()), f"sm_{target}")
     return {
