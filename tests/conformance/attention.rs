@@ -237,7 +237,7 @@ impl<'b> Results<'b> {
     }
 
     /// Everything written, as bytes.
-    fn bits(&self) -> Vec<Array<Vec<u8>>> {
+    fn bits(&self) -> Vec<Array<Bytes>> {
         [&self.out, &self.lse].into_iter().chain(&self.state).map(Tensor::read_raw).collect()
     }
 

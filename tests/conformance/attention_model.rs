@@ -760,7 +760,7 @@ impl<'b> Results<'b> {
     }
 
     /// Everything written, as bytes.
-    pub fn bits(&self) -> Vec<Array<Vec<u8>>> {
+    pub fn bits(&self) -> Vec<Array<Bytes>> {
         [&self.out, &self.lse].into_iter().chain(&self.state).map(Tensor::read_raw).collect()
     }
 

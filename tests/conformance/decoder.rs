@@ -307,7 +307,7 @@ fn compose<'b>(
     }
     let (sparse_values, dense_values) = (out.read_floats(), dense_out.read_floats());
     let joined = Array::from_fn(&extents, |at| {
-        let at: [usize; 4] = at.try_into().unwrap();
+        let at: [usize; 4] = at[..].try_into().unwrap();
         if is_dense[at[0]] { dense_values[at] } else { sparse_values[at] }
     });
     out.refill_floats(&joined);
@@ -457,7 +457,7 @@ fn step(backend: &Backend, rng: &mut Rng, decoder: &Decoder, engine: &mut Engine
 fn assert_same(about: &str, found: &Tensor, expected: &Array<f64>) {
     let found = found.read_floats();
     for at in indices(&expected.shape) {
-        let at: [usize; 4] = at.try_into().unwrap();
+        let at: [usize; 4] = at[..].try_into().unwrap();
         assert!(found[at] == expected[at], "{about}: {} at {at:?}, expected {}", found[at], expected[at]);
     }
 }

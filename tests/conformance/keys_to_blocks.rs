@@ -272,7 +272,7 @@ impl<'b> Summaries<'b> {
 
     /// Every summary of sequences of these lengths, as (i, j, g, bytes).
     pub fn stored(&self, lens: &[usize]) -> Vec<(usize, usize, usize, Vec<u8>)> {
-        let raw: Vec<Array<Vec<u8>>> = self.tensors.iter().map(Tensor::read_raw).collect();
+        let raw: Vec<Array<Bytes>> = self.tensors.iter().map(Tensor::read_raw).collect();
         let mut all = vec![];
         for (i, &len) in lens.iter().enumerate() {
             for j in 0..self.count(len) {

@@ -611,7 +611,7 @@ struct Outputs<'b> {
 }
 
 impl Outputs<'_> {
-    fn bits(&self) -> Vec<Array<Vec<u8>>> {
+    fn bits(&self) -> Vec<Array<Bytes>> {
         [&self.out, &self.lse].into_iter().chain(&self.state).map(Tensor::read_raw).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! A dense array of plain values: what tensors are filled from, read into, and what the oracle computes on.
 
-use std::ops::{Index, IndexMut};
+use std::ops::{Deref, Index, IndexMut};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array<T> {
@@ -20,7 +20,10 @@ impl<T: Clone> Array<T> {
     }
 
     pub fn from_fn(shape: &[usize], mut value: impl FnMut(&[usize]) -> T) -> Array<T> {
-        let data = indices(shape).map(|index| value(&index)).collect();
+        let mut data = Vec::with_capacity(shape.iter().product());
+        for index in indices(shape) {
+            data.push(value(&index));
+        }
         Array::new(shape, data)
     }
 
@@ -60,16 +63,57 @@ fn flat<const N: usize>(shape: &[usize], index: [usize; N]) -> usize {
     })
 }
 
+/// An index, whose numbers take no memory from the heap: most time of many cases would go there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct At {
+    numbers: [usize; 6],
+    rank: usize,
+}
+
+impl Deref for At {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.numbers[..self.rank]
+    }
+}
+
+impl std::fmt::Debug for At {
+    fn fmt(&self, to: &mut std::fmt::Formatter) -> std::fmt::Result {
+        (**self).fmt(to)
+    }
+}
+
 /// Every index of a shape, in row-major order.
-pub fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
-    let shape = shape.to_vec();
-    (0..shape.iter().product::<usize>()).map(move |flat| {
-        let mut rest = flat;
-        let mut index = vec![0; shape.len()];
-        for d in (0..shape.len()).rev() {
-            index[d] = rest % shape[d];
-            rest /= shape[d];
+pub fn indices(shape: &[usize]) -> Indices {
+    let mut sizes = At { numbers: [0; 6], rank: shape.len() };
+    sizes.numbers[..shape.len()].copy_from_slice(shape);
+    Indices { sizes, next: At { numbers: [0; 6], rank: shape.len() }, left: shape.iter().product() }
+}
+
+pub struct Indices {
+    sizes: At,
+    next: At,
+    left: usize,
+}
+
+impl Iterator for Indices {
+    type Item = At;
+
+    fn next(&mut self) -> Option<At> {
+        if self.left == 0 {
+            return None;
         }
-        index
-    })
+        self.left -= 1;
+        let here = self.next;
+        let mut d = here.rank;
+        while d > 0 {
+            d -= 1;
+            self.next.numbers[d] += 1;
+            if self.next.numbers[d] < self.sizes.numbers[d] {
+                break;
+            }
+            self.next.numbers[d] = 0;
+        }
+        Some(here)
+    }
 }

@@ -73,13 +73,13 @@ impl Rng {
     }
 
     pub fn normals(&mut self, shape: &[usize]) -> Array<f64> {
-        Array::from_fn(shape, |_| self.normal())
+        Array::new(shape, (0..shape.iter().product()).map(|_| self.normal()).collect())
     }
 
     /// Small whole numbers: their sums of products are exact in every float type used, so results can be compared bit for
     /// bit and ties are frequent.
     pub fn whole(&mut self, shape: &[usize], most: i64) -> Array<f64> {
-        Array::from_fn(shape, |_| self.int(-most..=most) as f64)
+        Array::new(shape, (0..shape.iter().product()).map(|_| self.int(-most..=most) as f64).collect())
     }
 
     /// `count` distinct numbers below `n`, ascending.

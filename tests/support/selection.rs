@@ -123,12 +123,12 @@ impl Scene {
     }
 
     /// Ids, counts and scores of every way to select, from indices built at once.
-    pub fn select(&self, backend: &Backend) -> Vec<[Array<Vec<u8>>; 3]> {
+    pub fn select(&self, backend: &Backend) -> Vec<[Array<Bytes>; 3]> {
         self.select_within(backend, |call| call())
     }
 
     /// The same, each call made by `within`.
-    pub fn select_within(&self, backend: &Backend, within: impl Fn(&mut dyn FnMut())) -> Vec<[Array<Vec<u8>>; 3]> {
+    pub fn select_within(&self, backend: &Backend, within: impl Fn(&mut dyn FnMut())) -> Vec<[Array<Bytes>; 3]> {
         let calls = Calls::new(self, backend);
         calls.update(None, &within);
         calls.select(&within);
@@ -305,7 +305,7 @@ impl<'b> Calls<'b> {
     }
 
     /// Ids, counts and scores of each way.
-    pub fn read(&self) -> Vec<[Array<Vec<u8>>; 3]> {
+    pub fn read(&self) -> Vec<[Array<Bytes>; 3]> {
         self.ways.iter().map(|way| way.out.each_ref().map(Tensor::read_raw)).collect()
     }
 

@@ -55,16 +55,18 @@ impl DType {
 
     /// `x` rounded to this float type.
     pub fn round(self, x: f64) -> f64 {
-        self.decode_float(&self.encode_float(x))
+        let mut bytes = [0; 4];
+        self.encode_float(x, &mut bytes[..self.bytes()]);
+        self.decode_float(&bytes[..self.bytes()])
     }
 
-    fn encode_float(self, x: f64) -> Vec<u8> {
+    fn encode_float(self, x: f64, to: &mut [u8]) {
         match self {
-            F32 => (x as f32).to_le_bytes().to_vec(),
+            F32 => to.copy_from_slice(&(x as f32).to_le_bytes()),
             // Not from_f64, which drops the low bits before it rounds: a float32 just past a tie would go the wrong way.
-            F16 => f16::from_f32(x as f32).to_le_bytes().to_vec(),
-            BF16 => bf16::from_f32(x as f32).to_le_bytes().to_vec(),
-            F8E4M3 | F8E5M2 => vec![self.nearest_code(x)],
+            F16 => to.copy_from_slice(&f16::from_f32(x as f32).to_le_bytes()),
+            BF16 => to.copy_from_slice(&bf16::from_f32(x as f32).to_le_bytes()),
+            F8E4M3 | F8E5M2 => to[0] = self.nearest_code(x),
             other => panic!("{other:?} is no float"),
         }
     }
@@ -96,8 +98,8 @@ impl DType {
         nearest | if x < 0.0 { 0x80 } else { 0 }
     }
 
-    fn encode_int(self, x: i64) -> Vec<u8> {
-        x.to_le_bytes()[..self.bytes()].to_vec()
+    fn encode_int(self, x: i64, to: &mut [u8]) {
+        to.copy_from_slice(&x.to_le_bytes()[..self.bytes()]);
     }
 
     fn decode_int(self, bytes: &[u8]) -> i64 {
@@ -113,12 +115,57 @@ impl DType {
 fn float8(code: u8, mantissa_bits: i32, bias: i32, nan: u8) -> f64 {
     let (size, sign) = (code & 0x7f, if code & 0x80 == 0 { 1.0 } else { -1.0 });
     let (exponent, mantissa) = ((size >> mantissa_bits) as i32, (size & ((1 << mantissa_bits) - 1)) as f64);
-    let fraction = mantissa / 2f64.powi(mantissa_bits);
+    let fraction = mantissa * power_of_two(-mantissa_bits);
     sign * match exponent {
         _ if size >= nan => f64::NAN,
         31 => f64::INFINITY,
-        0 => fraction * 2f64.powi(1 - bias),
-        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+        0 => fraction * power_of_two(1 - bias),
+        _ => (1.0 + fraction) * power_of_two(exponent - bias),
+    }
+}
+
+/// From its bits, since powi multiplies in a loop.
+fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
+}
+
+/// The bytes of an element, which take no memory from the heap.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes {
+    bytes: [u8; 16],
+    width: usize,
+}
+
+impl Bytes {
+    fn of(element: &[u8]) -> Bytes {
+        let mut bytes = [0; 16];
+        bytes[..element.len()].copy_from_slice(element);
+        Bytes { bytes, width: element.len() }
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.width]
+    }
+}
+
+impl std::borrow::Borrow<[u8]> for Bytes {
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+impl<const N: usize> PartialEq<[u8; N]> for Bytes {
+    fn eq(&self, other: &[u8; N]) -> bool {
+        **self == *other
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, to: &mut std::fmt::Formatter) -> std::fmt::Result {
+        (**self).fmt(to)
     }
 }
 
@@ -227,21 +274,22 @@ pub fn boundless(dtype: DType, shape: &[i64]) -> vwd_tensor {
 impl<'b> Tensor<'b> {
     /// A poisoned tensor: an output.
     pub fn poisoned(backend: &'b Backend, dtype: DType, shape: &[usize], layout: &Layout) -> Tensor<'b> {
-        Tensor::filled_by(backend, dtype, shape, layout, |_| None)
+        let (strides, base, extent) = layout.place(shape);
+        Tensor::of_bytes(backend, dtype, shape, strides, base, vec![POISON; extent * dtype.bytes()])
     }
 
     pub fn floats(backend: &'b Backend, dtype: DType, values: &Array<f64>, layout: &Layout) -> Tensor<'b> {
-        Tensor::filled_by(backend, dtype, &values.shape, layout, |at| Some(dtype.encode_float(values.data[at])))
+        Tensor::filled_by(backend, dtype, &values.shape, layout, |at, to| dtype.encode_float(values.data[at], to))
     }
 
     pub fn ints(backend: &'b Backend, dtype: DType, values: &Array<i64>, layout: &Layout) -> Tensor<'b> {
-        Tensor::filled_by(backend, dtype, &values.shape, layout, |at| Some(dtype.encode_int(values.data[at])))
+        Tensor::filled_by(backend, dtype, &values.shape, layout, |at, to| dtype.encode_int(values.data[at], to))
     }
 
     /// Elements of any width, from their bytes one after the other.
     pub fn raw(backend: &'b Backend, dtype: DType, shape: &[usize], bytes: &[u8], layout: &Layout) -> Tensor<'b> {
         let width = dtype.bytes();
-        Tensor::filled_by(backend, dtype, shape, layout, |at| Some(bytes[at * width..(at + 1) * width].to_vec()))
+        Tensor::filled_by(backend, dtype, shape, layout, |at, to| to.copy_from_slice(&bytes[at * width..][..width]))
     }
 
     fn filled_by(
@@ -249,16 +297,25 @@ impl<'b> Tensor<'b> {
         dtype: DType,
         shape: &[usize],
         layout: &Layout,
-        value: impl Fn(usize) -> Option<Vec<u8>>,
+        write: impl Fn(usize, &mut [u8]),
     ) -> Tensor<'b> {
         let (strides, base, extent) = layout.place(shape);
         let width = dtype.bytes();
         let mut bytes = vec![POISON; extent * width];
         for (at, offset) in offsets(shape, &strides, base).enumerate() {
-            if let Some(value) = value(at) {
-                bytes[offset * width..][..width].copy_from_slice(&value);
-            }
+            write(at, &mut bytes[offset * width..][..width]);
         }
+        Tensor::of_bytes(backend, dtype, shape, strides, base, bytes)
+    }
+
+    fn of_bytes(
+        backend: &'b Backend,
+        dtype: DType,
+        shape: &[usize],
+        strides: Vec<i64>,
+        base: usize,
+        bytes: Vec<u8>,
+    ) -> Tensor<'b> {
         let memory = Arc::new(backend.place(&bytes));
         let (place, shape) = (Place::Session, shape.to_vec());
         Tensor { backend, place, memory, before: Arc::new(bytes), dtype, shape, strides, base }
@@ -309,16 +366,20 @@ impl<'b> Tensor<'b> {
     /// Gives a contiguous tensor other contents, between calls.
     pub fn refill_ints(&self, values: &Array<i64>) {
         assert_eq!(values.shape, self.shape);
-        let bytes: Vec<u8> = values.data.iter().flat_map(|&x| self.dtype.encode_int(x)).collect();
-        assert_eq!(bytes.len() + self.base * self.dtype.bytes(), self.before.len(), "gaps");
-        self.memory.write(&bytes);
+        self.refill(|at, to| self.dtype.encode_int(values.data[at], to));
     }
 
     /// As [`Tensor::refill_ints`].
     pub fn refill_floats(&self, values: &Array<f64>) {
         assert_eq!(values.shape, self.shape);
-        let bytes: Vec<u8> = values.data.iter().flat_map(|&x| self.dtype.encode_float(x)).collect();
-        assert_eq!(bytes.len() + self.base * self.dtype.bytes(), self.before.len(), "gaps");
+        self.refill(|at, to| self.dtype.encode_float(values.data[at], to));
+    }
+
+    fn refill(&self, write: impl Fn(usize, &mut [u8])) {
+        let width = self.dtype.bytes();
+        let mut bytes = vec![0; self.shape.iter().product::<usize>() * width];
+        bytes.chunks_exact_mut(width).enumerate().for_each(|(at, to)| write(at, to));
+        assert_eq!(bytes.len() + self.base * width, self.before.len(), "gaps");
         self.memory.write(&bytes);
     }
 
@@ -343,8 +404,8 @@ impl<'b> Tensor<'b> {
         self.elements(|bytes| self.dtype.decode_int(bytes))
     }
 
-    pub fn read_raw(&self) -> Array<Vec<u8>> {
-        self.elements(|bytes| bytes.to_vec())
+    pub fn read_raw(&self) -> Array<Bytes> {
+        self.elements(Bytes::of)
     }
 
     /// The bytes of the whole allocation, gaps included.

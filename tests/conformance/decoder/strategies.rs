@@ -296,7 +296,7 @@ fn assert_alike(about: &str, backend: &Backend, shape: &Shape, found: &Tensor, e
     // As in the cases of attention; weights of 16-bit kernels are rounded to the values' type.
     let tolerance = 8e-5 + 4.0 * shape.dtype.epsilon();
     for at in indices(&expected.shape) {
-        let at: [usize; 4] = at.try_into().unwrap();
+        let at: [usize; 4] = at[..].try_into().unwrap();
         let (x, y) = (found[at], expected[at]);
         assert!((x - y).abs() <= tolerance * (1.0 + y.abs()), "{about}: {x} at {at:?}, expected {y}");
     }
@@ -398,7 +398,7 @@ fn decoder_attends_the_foreseen_list_where_one_was_foreseen(backend: &Backend) {
             };
             let (ahead, late) = (of(&longer, &ragged.opposite, true), of(&serial, &ragged.q, false));
             let expected = Array::from_fn(&ahead.shape, |at| {
-                let at: [usize; 4] = at.try_into().unwrap();
+                let at: [usize; 4] = at[..].try_into().unwrap();
                 if is_foreseen && !ragged.is_new[at[0]] { ahead[at] } else { late[at] }
             });
             let Ragged { modes, tokens, is_new, .. } = &ragged;

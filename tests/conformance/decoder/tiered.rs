@@ -337,7 +337,7 @@ impl<'b> World<'b> {
         };
         for &layer in serial {
             for at in indices(&found[SERIAL].shape) {
-                let at: [usize; 4] = at.try_into().unwrap();
+                let at: [usize; 4] = at[..].try_into().unwrap();
                 let (x, y) = (found[layer][at], found[SERIAL][at]);
                 // Sums have another order on CUDA.
                 let is_same = if backend.is_cuda() { (x - y).abs() < 2e-5 } else { x == y };

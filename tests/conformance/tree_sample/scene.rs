@@ -138,7 +138,7 @@ impl Scene {
         for t in [&accepted, &path, &next_token, &committed, &status] {
             t.assert_written("an output", |_| true);
         }
-        let word = |bytes: &Vec<u8>| u32::from_le_bytes(bytes[..].try_into().unwrap()) as i64;
+        let word = |bytes: &Bytes| u32::from_le_bytes(bytes[..].try_into().unwrap()) as i64;
         Results {
             accepted: accepted.read_ints().data,
             path: path.read_ints(),
