@@ -2,7 +2,7 @@
 
 use crate::instruction::{Access, Change, Space};
 use crate::machine::{Cluster, Launch};
-use crate::memory::{Fault, Place, place};
+use crate::memory::{Fault, Place, SHARED_WINDOW, place};
 use crate::races::Kind;
 use crate::values::{Class, LANES, Value};
 use crate::warp::{Warp, lanes};
@@ -29,7 +29,32 @@ impl Warp {
     }
 
     /// A pointer to bytes that the kernel may touch; what for is told for the sake of races.
+    #[inline(always)]
     pub fn pointer(
+        &mut self,
+        launch: &Launch,
+        cluster: &mut Cluster,
+        address: u64,
+        space: Space,
+        bytes: u64,
+        what_for: (usize, Kind),
+    ) -> Result<*mut u8, Fault> {
+        // Mostly it lies in the piece of the device's memory that was touched last, or in the CTA's own shared memory.
+        if cluster.races.is_none() && address & (bytes.next_power_of_two().min(16) - 1) == 0 {
+            let is_device = space == Space::Global || space == Space::Generic && address & SHARED_WINDOW == 0;
+            if is_device && address >= self.recent.0 && address.saturating_add(bytes) <= self.recent.1 {
+                return Ok(address as *mut u8);
+            }
+            if space == Space::Shared
+                && let Some(shared) = cluster.shared[self.rank].get_mut(address as usize..(address + bytes) as usize)
+            {
+                return Ok(shared.as_mut_ptr());
+            }
+        }
+        self.find_pointer(launch, cluster, address, space, bytes, what_for)
+    }
+
+    fn find_pointer(
         &mut self,
         launch: &Launch,
         cluster: &mut Cluster,

@@ -6,7 +6,7 @@ use crate::races::{Current, Global, Races};
 use crate::values::{LANES, Registers};
 use crate::warp::Warp;
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 pub struct Launch<'k> {
     pub kernel: &'k Kernel,
@@ -58,7 +58,8 @@ pub struct Cluster {
     /// Arrivals at the cluster's barrier.
     pub arrived: u32,
     pub generation: u32,
-    pub pending: Vec<Pending>,
+    /// By the barrier that is told.
+    pub pending: HashMap<(usize, usize), VecDeque<Pending>>,
     pub choices: Choices,
     /// `None` where races are not looked for.
     pub races: Option<Races>,
@@ -103,7 +104,7 @@ impl Cluster {
             live: vec![launch.threads; ctas],
             arrived: 0,
             generation: 0,
-            pending: vec![],
+            pending: HashMap::new(),
             choices: launch.choices,
             races: launch.finds_races.then(|| {
                 let work = launch.global.map_or(0, |(_, current)| current.work);
@@ -142,10 +143,12 @@ impl Cluster {
 
     /// Does what is on its way to a barrier; whether there was something.
     pub fn deliver(&mut self, barrier: (usize, usize)) -> Result<bool, Fault> {
-        let Some(at) = self.pending.iter().position(|pending| pending.barrier == barrier) else { return Ok(false) };
-        let pending = self.pending.remove(at);
-        self.arrive(pending)?;
-        Ok(true)
+        let Some(queue) = self.pending.get_mut(&barrier) else { return Ok(false) };
+        let first = queue.pop_front();
+        if queue.is_empty() {
+            self.pending.remove(&barrier);
+        }
+        first.map_or(Ok(false), |pending| self.arrive(pending).map(|()| true))
     }
 
     pub fn send(&mut self, pending: Pending) -> Result<(), Fault> {
@@ -155,7 +158,7 @@ impl Cluster {
         if self.choices.eager {
             return self.arrive(pending);
         }
-        self.pending.push(pending);
+        self.pending.entry(pending.barrier).or_default().push_back(pending);
         Ok(())
     }
 

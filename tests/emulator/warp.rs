@@ -212,7 +212,7 @@ impl Warp {
                         if mask == 0 {
                             self.groups.swap_remove(n);
                             if cluster.live[self.rank] == 0
-                                && cluster.pending.iter().any(|pending| pending.rank == self.rank)
+                                && cluster.pending.values().flatten().any(|pending| pending.rank == self.rank)
                             {
                                 return Err((at, "the CTA ends before what is on its way to its shared memory".into()));
                             }
