@@ -6,7 +6,8 @@
     build.py --only select/axes    compile kernels/select/axes.cu alone, changed or not; several names may follow
     build.py --assemble            assemble the PTX whose machine code is missing or old into kernels/cubin, which git ignores
     build.py --check-ptxas         assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
-                                   spills or stack in any kernel that its source does not list in a line "// cold: name, name"
+                                   spills or stack in any kernel that its source does not list in a line "// cold: name, name". What it
+                                   assembles for the first device of each PTX is kept, as by --assemble
 
 The CUDA 12.4 compiler is fetched into .cache/ the first time; no GPU and no toolkit is needed.
 
@@ -291,13 +292,15 @@ def assemble(ptx: pathlib.Path, arch: str, to: pathlib.Path) -> str:
 
 
 def assembled(job):
+    """What the assembler says; the machine code is kept."""
     _, target, ptx = job
     copy = CUBIN / ptx.relative_to(PTX)
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.unlink(missing_ok=True)
     text = text_of(ptx)
-    assemble(ptx, ARCHITECTURES[target][0], copy.with_suffix(".cubin"))
+    said = assemble(ptx, ARCHITECTURES[target][0], copy.with_suffix(".cubin"))
     copy.write_text(text, encoding="utf-8")
+    return said
 
 
 def assemble_all():
@@ -321,10 +324,14 @@ def checked(job) -> tuple[list[str], list[str]]:
     """A line for each kernel, and what is wrong."""
     source, target, ptx = job
     cold, lines, failures = directive(source, "cold"), [], []
-    for arch in ARCHITECTURES[target]:
+    first, *others = ARCHITECTURES[target]
+    said = {first: assembled(job)}
+    # Where there is PTX of compute_90, a device of 9.0 takes that.
+    for arch in (each for each in others if each != "sm_90" or "compute_90" not in directive(source, "targets")):
         with tempfile.NamedTemporaryFile() as file:
-            entries = assemble(ptx, arch, pathlib.Path(file.name)).split("Compiling entry function '")[1:]
-        for entry in entries:
+            said[arch] = assemble(ptx, arch, pathlib.Path(file.name))
+    for arch, text in said.items():
+        for entry in text.split("Compiling entry function '")[1:]:
             kernel = entry.split("'")[0]
             used = {}
             for key, pattern in (("registers", r"Used (\d+) registers"), ("stack", r"(\d+) bytes stack frame"),
