@@ -81,7 +81,7 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
 /// positions.
 ///
-/// cache  Of the session, with VWD_CODING_EXACT. Kept alive by the decoder; may be released first.
+/// cache  Of the session. Kept alive by the decoder; may be released first.
 /// The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
 /// pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
 /// strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
@@ -90,6 +90,9 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
 /// have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
 /// a dense step of several positions, share that among the tokens that are accepted.
+///
+/// With VWD_CODING_INT4 of the cache every strategy, and every dense row, attends a sequence's first block and its tail as they were appended,
+/// and the codes of the blocks between. VANWARD gives the results of SERIAL over the same codes.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

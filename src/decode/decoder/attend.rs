@@ -395,7 +395,8 @@ impl<'a> Attend<'a> {
         if let Some(tiered) = &self.layer.decoder.tiered {
             let &vwd_kv_cache_layer { k, v, k_scale: keys, v_scale: values, .. } = tiered.view(self.layer.number);
             let [k_scale, v_scale] = if self.has_token_scales() { [keys, values] } else { [k_scale, v_scale] };
-            return vwd_paged_kv { k, v, seq_lens, k_scale, v_scale, ..zeroed() };
+            let int4 = tiered.coded(self.layer.number);
+            return vwd_paged_kv { k, v, seq_lens, k_scale, v_scale, int4, ..zeroed() };
         }
         vwd_paged_kv { k, v, page_table, seq_lens, k_scale, v_scale, ..zeroed() }
     }

@@ -312,13 +312,6 @@ impl Options {
 /// The options of a decoder on a cache: its blocks are pages, each of one block, and a row's page table names them.
 fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_options> {
     let dtype = DType { code: c.dtype_code as u8, bits: c.dtype_bits as u8 };
-    if cache.is_coded {
-        return Err(Error::argument(
-            "cache",
-            "blocks in INT4",
-            "a cache of VWD_CODING_EXACT: a decoder attends no codes",
-        ));
-    }
     if dtype != cache.dtype {
         return Err(Error::argument("options.dtype_code", dtype, format!("{}, as the cache", cache.dtype)));
     }

@@ -16,6 +16,9 @@
 //!
 //!   DENSE      attention over stored blocks, in host memory ─ resolve, fetch, wait ─ repair over the newest blocks ─ out
 //!
+//! Where blocks are coded in INT4, every list with slots names blocks of both kinds. Dense rows then read the first block in its tail and codes in host
+//! memory, and repair adds the newest blocks as these lie, coded or not.
+//!
 //! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
 //! reads stay while `hold` of the cache is at least 2.
 
@@ -27,15 +30,15 @@ use super::options::{NEWEST, Options};
 use super::rows::Past;
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_SUPERSET, vwd_attention_args, vwd_attention_state, vwd_block_list, vwd_holt,
-    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_paged_kv, vwd_repair_args, vwd_stream,
-    vwd_tensor,
+    vwd_int4_kv, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_paged_kv,
+    vwd_repair_args, vwd_stream, vwd_tensor,
 };
 use crate::core::allocate::reserved;
 use crate::core::dtype::DType;
 use crate::core::status::Result;
 use crate::core::tensor::{Tensor, given};
 use crate::core::versioned::zeroed;
-use crate::kv::{AppendRequest, KvCache, ResolveRequest, RowTables};
+use crate::kv::{self, AppendRequest, KvCache, ResolveRequest, RowTables};
 use crate::ops::{attention, repair};
 use std::sync::Arc;
 
@@ -43,20 +46,49 @@ use std::sync::Arc;
 pub struct Tiered {
     cache: Arc<KvCache>,
     views: Vec<vwd_kv_cache_layer>,
-    /// Keys, values and scales of each layer in host memory.
-    stored: Vec<[vwd_tensor; 4]>,
+    stored: Vec<Stored>,
+    /// The codes in the slots of each layer; none where blocks are not coded.
+    coded: Vec<vwd_int4_kv>,
+}
+
+/// What a layer has in host memory.
+enum Stored {
+    /// Keys, values and the scales of both.
+    Exact([vwd_tensor; 4]),
+    /// Codes; the first block of a sequence is not among them. Which of them a row has, its step says.
+    Coded(vwd_int4_kv),
+}
+
+/// Codes, their scales and the means, of blocks with these key weights.
+fn codes([k, v, k_scale, v_scale, means]: [vwd_tensor; 5], block_size: usize, weights: vwd_tensor) -> vwd_int4_kv {
+    vwd_int4_kv { block_size: block_size as u32, k, v, k_scale, v_scale, means, weights, ..zeroed() }
 }
 
 impl Tiered {
     pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
-        let layers = cache.options().layers;
-        let mut views = reserved(layers, "the layers of a decoder")?;
-        let mut stored = reserved(layers, "the layers of a decoder")?;
+        const PURPOSE: &str = "the layers of a decoder";
+        let kv::Options { layers, block_size, is_coded, .. } = *cache.options();
+        let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(layers, PURPOSE)?);
+        let mut coded = reserved(if is_coded { layers } else { 0 }, PURPOSE)?;
         for layer in 0..layers as u32 {
-            views.push(cache.view(layer)?);
-            stored.push(cache.stored(layer)?);
+            let view = cache.view(layer)?;
+            views.push(view);
+            if !is_coded {
+                stored.push(Stored::Exact(cache.stored(layer)?));
+                continue;
+            }
+            let vwd_kv_cache_layer { int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights, .. } = view;
+            coded.push(codes([int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means], block_size, weights));
+            let exact_tokens = block_size as u32;
+            let stored_codes = codes(cache.stored_codes(layer)?, block_size, weights);
+            stored.push(Stored::Coded(vwd_int4_kv { exact_tokens, ..stored_codes }));
         }
-        Ok(Tiered { cache: cache.clone(), views, stored })
+        Ok(Tiered { cache: cache.clone(), views, stored, coded })
+    }
+
+    /// The codes in the slots of a layer; NULL where blocks are not coded.
+    pub fn coded(&self, layer: usize) -> *const vwd_int4_kv {
+        self.coded.get(layer).map_or(std::ptr::null(), std::ptr::from_ref)
     }
 
     pub fn view(&self, layer: usize) -> &vwd_kv_cache_layer {
@@ -351,34 +383,43 @@ impl Attend<'_> {
     /// Attention of dense rows: over the stored blocks, then with the newest ones.
     pub fn attend_stored(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let session = &self.layer.decoder.session;
-        let kv = self.stored_kv(tiered);
-        let far = |r: &attention::Request| attention::run(session, &attention::Request { is_far: true, ..*r }, stream);
-        attention::Request::with(session, &self.over_stored(), &kv, far)?;
+        self.with_stored(tiered, |r| attention::run(session, r, stream))?;
         self.bring(self.layer.newest_blocks(), false, stream)?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::run(session, r, stream))
     }
 
     pub fn stored_scratch(&self, tiered: &Tiered) -> Result<u64> {
         let session = &self.layer.decoder.session;
-        let kv = self.stored_kv(tiered);
-        let far = |r: &attention::Request| attention::scratch(session, &attention::Request { is_far: true, ..*r });
-        let stored = attention::Request::with(session, &self.over_stored(), &kv, far)?;
+        let stored = self.with_stored(tiered, |r| attention::scratch(session, r))?;
         let newest = repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::scratch(session, r))?;
         Ok(stored.max(newest))
     }
 
     pub fn check_stored(&self, tiered: &Tiered) -> Result<()> {
         let session = &self.layer.decoder.session;
-        attention::Request::with(session, &self.over_stored(), &self.stored_kv(tiered), |_| Ok(()))?;
+        self.with_stored(tiered, |_| Ok(()))?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |_| Ok(()))
     }
 
-    fn stored_kv(&self, tiered: &Tiered) -> vwd_paged_kv {
-        let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
+    /// Attention over the stored blocks, checked.
+    fn with_stored<R>(&self, tiered: &Tiered, then: impl FnOnce(&attention::Request) -> Result<R>) -> Result<R> {
+        let (session, page_table) = (&self.layer.decoder.session, self.layer.step.page_table);
         let kv = self.kv();
-        let [k_scale, v_scale] =
-            if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
-        vwd_paged_kv { k, v, k_scale, v_scale, page_table: self.layer.step.page_table, ..kv }
+        let coded;
+        let stored = match &tiered.stored[self.layer.number] {
+            &Stored::Exact([k, v, key_scales, value_scales]) => {
+                let [k_scale, v_scale] =
+                    if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
+                vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv }
+            }
+            Stored::Coded(codes) => {
+                coded = vwd_int4_kv { page_table, coded_lens: kv.seq_lens, mean_table: page_table, ..*codes };
+                let vwd_kv_cache_layer { tail_k, tail_v, .. } = *tiered.view(self.layer.number);
+                vwd_paged_kv { k: tail_k, v: tail_v, page_table: self.layer.tail_table(), int4: &raw const coded, ..kv }
+            }
+        };
+        let far = |r: &attention::Request| then(&attention::Request { is_far: true, ..*r });
+        attention::Request::with(session, &self.over_stored(), &stored, far)
     }
 
     /// Keeps the state. What it writes to `out` is replaced.
