@@ -1458,15 +1458,17 @@ step->begin       [B]             int32, optional: the first token that is new t
                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
 step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
 step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
-                                  scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
-                                  no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
-                                  that more is predicted wrong, and repaired.
+                                  scores are remembered, VWD_PREDICT_SCORES, and with options->remainder. Rows with a number outside
+                                  0 … max_sequences−1 have no past. A sequence that takes another's number is announced by
+                                  `vwd_decoder_reset`; without that more is predicted wrong, and repaired, and with options->remainder
+                                  the term is that of the other sequence.
 
 step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
                                   moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
-                                  are made of what was accepted. UNSUPPORTED on a tiered cache.
+                                  are made of what was accepted. UNSUPPORTED on a tiered cache. With options->remainder in steps of
+                                  mode DENSE alone.
 
 With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
 by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
@@ -1502,7 +1504,8 @@ x         [B, input_dim]       The residual stream that the map reads, float32, 
 previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
 q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
 
-Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026). With options->remainder they are
+Hq.
 
 What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
 for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
@@ -1536,6 +1539,11 @@ sinks      [Hq]                   float32, optional; as in `vwd_attention`.
 out        [B, Hq, Dv]            dtype of q, or float32; out.
         or [B, Q, Hq, Dv]
 Without a dimension for positions, Q of the step is 1.
+
+With options->remainder the call extends the means and the covariance of each row's sequence as `vwd_remainder_update` does, by whole blocks
+of the tokens before the step without the newest max_draft ones: `begin` of the step, and its first token, say what was replaced. The
+attention of a sparse row is then joined by the term of `vwd_attention`'s remainder, with the log_mass of the selection that made the list: of
+the layer's queries, or of those that were foreseen.
 
 Rows that write tokens in a step share no page in which they write.
 

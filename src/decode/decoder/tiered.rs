@@ -28,6 +28,7 @@ use super::layer::Layer;
 use super::memory::Kind;
 use super::options::{NEWEST, Options};
 use super::rows::Past;
+use super::term::without_positions;
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_SUPERSET, vwd_attention_args, vwd_attention_state, vwd_block_list, vwd_holt,
     vwd_int4_kv, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_paged_kv,
@@ -276,7 +277,7 @@ impl Layer<'_> {
 impl Attend<'_> {
     /// The new tokens of a step as the cache takes them; `None` without new tokens.
     pub fn append_args(&self) -> Option<vwd_kv_cache_append_args> {
-        let Attend { layer, args } = self;
+        let Attend { layer, args, .. } = self;
         let (decoder, step) = (layer.decoder, &layer.step);
         given(&args.new_k)?;
         let rows = |offset| decoder.tensor(offset, DType::I32, &[step.batch], &[1]);
@@ -460,7 +461,7 @@ impl Attend<'_> {
         let [acc, m, l] = std::array::from_fn(|n| {
             let extents = [step.batch, step.positions, *query_heads, dims[1]];
             let t = decoder.packed(decoder.plan.tiered.state[n], DType::F32, &extents[..if n == 0 { 4 } else { 3 }]);
-            if self.args.q.ndim == 4 { t } else { without_positions(t) }
+            without_positions(t, self.args.q.ndim - (n > 0) as i32)
         });
         vwd_attention_state { acc, m, l }
     }
@@ -472,14 +473,6 @@ impl Attend<'_> {
         tiered.resolve(&self.layer, next, None, None, stream)?;
         tiered.fetch(&self.layer, stream)
     }
-}
-
-/// A tensor [B, 1, …] of one position as one [B, …].
-fn without_positions(mut t: vwd_tensor) -> vwd_tensor {
-    t.shape.copy_within(2..5, 1);
-    t.strides.copy_within(2..5, 1);
-    t.ndim -= 1;
-    t
 }
 
 /// A tensor [B, …] of `rank` dimensions as one [B, 1, …] of one position; one with positions as it is.
