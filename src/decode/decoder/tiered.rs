@@ -47,17 +47,12 @@ use std::sync::Arc;
 pub struct Tiered {
     cache: Arc<KvCache>,
     views: Vec<vwd_kv_cache_layer>,
-    stored: Vec<Stored>,
-    /// The codes in the slots of each layer; none where blocks are not coded.
+    /// Keys, values and scales of each layer in host memory; none where blocks are coded.
+    stored: Vec<[vwd_tensor; 4]>,
+    /// The codes in the slots of each layer, and those in host memory, among which no first block of a sequence is; none where blocks are not
+    /// coded. Which of the latter a row has, its step says.
     coded: Vec<vwd_int4_kv>,
-}
-
-/// What a layer has in host memory.
-enum Stored {
-    /// Keys, values and the scales of both.
-    Exact([vwd_tensor; 4]),
-    /// Codes; the first block of a sequence is not among them. Which of them a row has, its step says.
-    Coded(vwd_int4_kv),
+    stored_codes: Vec<vwd_int4_kv>,
 }
 
 /// Codes, their scales and the means, of blocks with these key weights.
@@ -69,22 +64,23 @@ impl Tiered {
     pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
         const PURPOSE: &str = "the layers of a decoder";
         let kv::Options { layers, block_size, is_coded, .. } = *cache.options();
-        let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(layers, PURPOSE)?);
-        let mut coded = reserved(if is_coded { layers } else { 0 }, PURPOSE)?;
+        let [of_exact, of_codes] = if is_coded { [0, layers] } else { [layers, 0] };
+        let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(of_exact, PURPOSE)?);
+        let (mut coded, mut stored_codes) = (reserved(of_codes, PURPOSE)?, reserved(of_codes, PURPOSE)?);
         for layer in 0..layers as u32 {
             let view = cache.view(layer)?;
             views.push(view);
             if !is_coded {
-                stored.push(Stored::Exact(cache.stored(layer)?));
+                stored.push(cache.stored(layer)?);
                 continue;
             }
             let vwd_kv_cache_layer { int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights, .. } = view;
             coded.push(codes([int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means], block_size, weights));
             let exact_tokens = block_size as u32;
-            let stored_codes = codes(cache.stored_codes(layer)?, block_size, weights);
-            stored.push(Stored::Coded(vwd_int4_kv { exact_tokens, ..stored_codes }));
+            let of_host = codes(cache.stored_codes(layer)?, block_size, weights);
+            stored_codes.push(vwd_int4_kv { exact_tokens, ..of_host });
         }
-        Ok(Tiered { cache: cache.clone(), views, stored, coded })
+        Ok(Tiered { cache: cache.clone(), views, stored, coded, stored_codes })
     }
 
     /// The codes in the slots of a layer; NULL where blocks are not coded.
@@ -407,13 +403,14 @@ impl Attend<'_> {
         let (session, page_table) = (&self.layer.decoder.session, self.layer.step.page_table);
         let kv = self.kv();
         let coded;
-        let stored = match &tiered.stored[self.layer.number] {
-            &Stored::Exact([k, v, key_scales, value_scales]) => {
+        let stored = match tiered.stored_codes.get(self.layer.number) {
+            None => {
+                let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
                 let [k_scale, v_scale] =
                     if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
                 vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv }
             }
-            Stored::Coded(codes) => {
+            Some(codes) => {
                 coded = vwd_int4_kv { page_table, coded_lens: kv.seq_lens, mean_table: page_table, ..*codes };
                 let vwd_kv_cache_layer { tail_k, tail_v, .. } = *tiered.view(self.layer.number);
                 vwd_paged_kv { k: tail_k, v: tail_v, page_table: self.layer.tail_table(), int4: &raw const coded, ..kv }

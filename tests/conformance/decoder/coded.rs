@@ -543,7 +543,7 @@ impl<'b> World<'b> {
         let starts = |i: usize| has_begin && is_new[i];
         let own: Vec<i64> = before.iter().map(|before| (before / block) as i64).collect();
         let kinds = self.kinds;
-        for layer in 0..LAYERS {
+        for (layer, found) in found.iter().enumerate() {
             let serial = of_rows(&is_sparse);
             let known = of_rows(&|i| is_sparse(i) && !starts(i));
             let selected = match layer {
@@ -564,7 +564,7 @@ impl<'b> World<'b> {
                 _ => None,
             };
             let mut out = match (layer, ahead) {
-                (DENSE, _) => Array::filled(&found[layer].shape, 0.0),
+                (DENSE, _) => Array::filled(&found.shape, 0.0),
                 (_, Some((ids, capacity))) => {
                     let [mut out, ..] = self.attend(layer, step, &ids, capacity, &known, false);
                     let new = of_rows(&|i| is_sparse(i) && starts(i));
@@ -599,7 +599,7 @@ impl<'b> World<'b> {
                     false if repairs => repaired,
                     false => 0.0,
                 };
-                let (x, y) = (found[layer][at], out[at]);
+                let (x, y) = (found[at], out[at]);
                 assert!(
                     (x - y).abs() <= tolerance,
                     "{kinds:?}, layer {layer}: {x} at {at:?}, by single calls {y}; modes {modes:?}, {positions} of {lens:?} \
