@@ -57,19 +57,18 @@ impl Layer<'_> {
     /// The sums of the step's rows; without the term nothing.
     pub fn remainder(&self) -> vwd_remainder {
         let Decoder { options: Options { max_sequences, kv_heads, dims, .. }, plan, .. } = self.decoder;
+        let (n, heads, [dim, value_dim]) = (*max_sequences, *kv_heads, *dims);
         if !self.has_term() {
             return zeroed();
         }
         let [tokens, mean_k, mean_v, covariance] = plan.term.sums[self.number];
-        let of = |at, dtype, channels: &[usize]| {
-            self.decoder.packed(at, dtype, &[&[*max_sequences, *kv_heads], channels].concat())
-        };
+        let packed = |at, dtype, extents: &[usize]| self.decoder.packed(at, dtype, extents);
         vwd_remainder {
             rows: self.of_rows(plan.term.rows),
-            tokens: of(tokens, DType::I32, &[]),
-            mean_k: of(mean_k, DType::F32, &dims[..1]),
-            mean_v: of(mean_v, DType::F32, &dims[1..]),
-            covariance: of(covariance, DType::F32, dims),
+            tokens: packed(tokens, DType::I32, &[n, heads]),
+            mean_k: packed(mean_k, DType::F32, &[n, heads, dim]),
+            mean_v: packed(mean_v, DType::F32, &[n, heads, value_dim]),
+            covariance: packed(covariance, DType::F32, &[n, heads, dim, value_dim]),
             ..zeroed()
         }
     }
