@@ -3350,8 +3350,11 @@ typedef struct {
    * prediction wrong. 0 without a budget.
    */
   float coverage;
-  /** Must be 0. */
-  uint32_t reserved;
+  /**
+   * 1: sparse rows attend what their list leaves out, too, as one term: `remainder` of `vwd_attention`, whose means and covariance the
+   * decoder keeps by sequence number. Sparse layers are then AXIS by SERIAL or FORESEEN, without soft cap and window. 0 on a tiered cache.
+   */
+  uint32_t remainder;
 } vwd_decoder_options;
 #define VWD_DECODER_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_decoder_options), /* flags */ 0, /* layers */ 0, /* max_rows */ 0, \
@@ -3360,7 +3363,7 @@ typedef struct {
    /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* max_tokens */ 0, \
    /* policy */ VWD_DECODER_POLICY_INIT, /* policy_count */ 0, /* policies */ NULL, \
    /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT, /* budget */ NULL, /* coverage */ 0, \
-   /* reserved */ 0}
+   /* remainder */ 0}
 
 /**
  * What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
@@ -3542,7 +3545,7 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  * frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
  * positions.
  *
- * cache  Of the session, with VWD_CODING_EXACT. Kept alive by the decoder; may be released first.
+ * cache  Of the session. Kept alive by the decoder; may be released first.
  * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
  * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
  * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
@@ -3551,6 +3554,9 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  * Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
  * have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
  * a dense step of several positions, share that among the tokens that are accepted.
+ *
+ * With VWD_CODING_INT4 of the cache every strategy, and every dense row, attends a sequence's first block and its tail as they were appended,
+ * and the codes of the blocks between. VANWARD gives the results of SERIAL over the same codes.
  *
  * Blocks and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
@@ -3597,15 +3603,17 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  *                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
  * step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
  * step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
- *                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
- *                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
- *                                   that more is predicted wrong, and repaired.
+ *                                   scores are remembered, VWD_PREDICT_SCORES, and with options->remainder. Rows with a number outside
+ *                                   0 … max_sequences−1 have no past. A sequence that takes another's number is announced by
+ *                                   `vwd_decoder_reset`; without that more is predicted wrong, and repaired, and with options->remainder
+ *                                   the term is that of the other sequence.
  *
  * step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
  *                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
  *                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
  *                                   moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
- *                                   are made of what was accepted. UNSUPPORTED on a tiered cache.
+ *                                   are made of what was accepted. UNSUPPORTED on a tiered cache. With options->remainder in steps of
+ *                                   mode DENSE alone.
  *
  * With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
  * by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
@@ -3647,7 +3655,8 @@ vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
  * args->previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
  * args->q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
  *
- * Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+ * Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026). With options->remainder they are
+ * Hq.
  *
  * What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
  * for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
@@ -3688,6 +3697,11 @@ vwd_status vwd_decoder_foresee(const vwd_decoder *decoder,
  * args->out        [B, Hq, Dv]            dtype of q, or float32; out.
  *               or [B, Q, Hq, Dv]
  * Without a dimension for positions, Q of the step is 1.
+ *
+ * With options->remainder the call extends the means and the covariance of each row's sequence as `vwd_remainder_update` does, by whole blocks
+ * of the tokens before the step without the newest max_draft ones: `begin` of the step, and its first token, say what was replaced. The
+ * attention of a sparse row is then joined by the term of `vwd_attention`'s remainder, with the log_mass of the selection that made the list: of
+ * the layer's queries, or of those that were foreseen.
  *
  * Rows that write tokens in a step share no page in which they write.
  *

@@ -161,6 +161,16 @@ fn steps_of_a_kv_cache_allocate_nothing() {
 /// Sparse rows, dense ones, and both in one step, once the first step has made the scratch.
 #[test]
 fn steps_of_a_decoder_allocate_nothing() {
+    decode(vwd_decoder_options { policy: vwd_decoder_policy { method: VWD_SELECT_MINMAX, ..SELECTING }, ..args() });
+    // Joined by the term for what lists leave out.
+    decode(vwd_decoder_options {
+        policy: vwd_decoder_policy { method: VWD_SELECT_AXIS, ..SELECTING },
+        remainder: 1,
+        ..args()
+    });
+}
+
+fn decode(options: vwd_decoder_options) {
     const ROWS: usize = 2;
     let backend = Backend::cpu(1);
     let options = vwd_decoder_options {
@@ -175,8 +185,7 @@ fn steps_of_a_decoder_allocate_nothing() {
         page_size: 16,
         block_size: 16,
         pages: 16,
-        policy: vwd_decoder_policy { method: VWD_SELECT_MINMAX, k: 2, local_blocks: 1, ..POLICY },
-        ..args()
+        ..options
     };
     let mut decoder = null_mut();
     // SAFETY: everything is valid.
@@ -228,6 +237,8 @@ fn steps_of_a_decoder_allocate_nothing() {
     // SAFETY: the last call is over.
     unsafe { vwd_decoder_release(decoder) };
 }
+
+const SELECTING: vwd_decoder_policy = vwd_decoder_policy { k: 2, local_blocks: 1, ..POLICY };
 
 /// A dense layer.
 const POLICY: vwd_decoder_policy = vwd_decoder_policy {

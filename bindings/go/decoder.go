@@ -82,6 +82,7 @@ type DecoderOptions struct {
 	AxisCentre   Tensor
 	Budget       *Budget // Optional; the decoder keeps it alive.
 	Coverage     float32
+	Remainder    bool // Sparse rows attend what their list leaves out, too, as one term.
 }
 
 // Decoder runs the attention of decode steps on the engine's own paged keys and values. It outlives its session.
@@ -167,6 +168,9 @@ func (options DecoderOptions) lower(l *lowering) C.vwd_decoder_options {
 		axis_weights:  l.tensor("options.axis_weights", options.AxisWeights),
 		axis_centre:   l.tensor("options.axis_centre", options.AxisCentre),
 		coverage:      C.float(options.Coverage),
+	}
+	if options.Remainder {
+		c.remainder = 1
 	}
 	if len(options.Policies) > 0 {
 		policies := make([]C.vwd_decoder_policy, len(options.Policies))

@@ -41,6 +41,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
         p.stored[i] = stored, p.newest_counts[i] = blocks - stored;
         for (uint32 n = 0; n < p.newest; ++n) p.newest_ids[i * p.newest + n] = stored + n;
     }
+    if (p.counted_rows) {
+        const uint32 sequence = p.sequences.at_or(i, i);
+        const int32 len = max(first - p.drafts, 0);
+        p.counted_rows[i] = is_taken && sequence < p.sequence_count ? int32(sequence) : -1;
+        p.counted_lens[i] = len, p.counted_begin[i] = min(begin, len);
+    }
     for (uint32 c = 0; c < p.classes; ++c) {
         const int32 threshold = p.thresholds[c];
         const bool is_dense = mode == DENSE || (tokens <= threshold && p.shortest <= uint32(threshold));

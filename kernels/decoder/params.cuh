@@ -30,6 +30,12 @@ struct DistributeParams {
     uint32 batch, classes, max_rows, shortest;
     uint32 keeps_summaries;  // 1: only the blocks of the step's own tokens are summarised, whatever `begin` says
     uint32 table_blocks, newest;  // the most blocks that a row has; the most that come after stored ones
+    // With the term for what lists leave out, else null: the sequence of a row that takes part, or −1; the number of tokens that its sums are of;
+    // the first one that is new or was replaced [max_rows].
+    Entries sequences;  // [B], or null
+    int32 *counted_rows, *counted_lens, *counted_begin;
+    uint32 sequence_count;
+    int32 drafts;  // the newest tokens before the step, which may yet be rejected
 };
 
 // Rows of channels that are copied: [B or pages, Q or P, heads, channels] on both sides.

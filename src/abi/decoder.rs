@@ -122,8 +122,9 @@ pub struct vwd_decoder_options {
     /// `vwd_decoder_info`, or what `vwd_predictor_calibrate` finds. 0: nothing is known, and PRR runs only if it is faster with every
     /// prediction wrong. 0 without a budget.
     pub coverage: f32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// 1: sparse rows attend what their list leaves out, too, as one term: `remainder` of `vwd_attention`, whose means and covariance the
+    /// decoder keeps by sequence number. Sparse layers are then AXIS by SERIAL or FORESEEN, without soft cap and window. 0 on a tiered cache.
+    pub remainder: u32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.

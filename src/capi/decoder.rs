@@ -81,7 +81,7 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
 /// positions.
 ///
-/// cache  Of the session, with VWD_CODING_EXACT. Kept alive by the decoder; may be released first.
+/// cache  Of the session. Kept alive by the decoder; may be released first.
 /// The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
 /// pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
 /// strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
@@ -90,6 +90,9 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
 /// have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
 /// a dense step of several positions, share that among the tokens that are accepted.
+///
+/// With VWD_CODING_INT4 of the cache every strategy, and every dense row, attends a sequence's first block and its tail as they were appended,
+/// and the codes of the blocks between. VANWARD gives the results of SERIAL over the same codes.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
@@ -157,15 +160,17 @@ pub unsafe extern "C" fn vwd_decoder_info(
 ///                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
 /// step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
 /// step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
-///                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
-///                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
-///                                   that more is predicted wrong, and repaired.
+///                                   scores are remembered, VWD_PREDICT_SCORES, and with options->remainder. Rows with a number outside
+///                                   0 … max_sequences−1 have no past. A sequence that takes another's number is announced by
+///                                   `vwd_decoder_reset`; without that more is predicted wrong, and repaired, and with options->remainder
+///                                   the term is that of the other sequence.
 ///
 /// step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
 ///                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
 ///                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
 ///                                   moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
-///                                   are made of what was accepted. UNSUPPORTED on a tiered cache.
+///                                   are made of what was accepted. UNSUPPORTED on a tiered cache. With options->remainder in steps of
+///                                   mode DENSE alone.
 ///
 /// With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
 /// by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
@@ -214,7 +219,8 @@ pub unsafe extern "C" fn vwd_decoder_begin(
 /// args->previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
 /// args->q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
 ///
-/// Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+/// Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026). With options->remainder they are
+/// Hq.
 ///
 /// What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
 /// for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
@@ -266,6 +272,11 @@ pub unsafe extern "C" fn vwd_decoder_foresee(
 /// args->out        [B, Hq, Dv]            dtype of q, or float32; out.
 ///               or [B, Q, Hq, Dv]
 /// Without a dimension for positions, Q of the step is 1.
+///
+/// With options->remainder the call extends the means and the covariance of each row's sequence as `vwd_remainder_update` does, by whole blocks
+/// of the tokens before the step without the newest max_draft ones: `begin` of the step, and its first token, say what was replaced. The
+/// attention of a sparse row is then joined by the term of `vwd_attention`'s remainder, with the log_mass of the selection that made the list: of
+/// the layer's queries, or of those that were foreseen.
 ///
 /// Rows that write tokens in a step share no page in which they write.
 ///
@@ -344,7 +355,8 @@ pub unsafe extern "C" fn vwd_decoder_accept(
     })
 }
 
-/// Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
+/// Forgets what is known of the drafts and scores of some sequences, and the sums of options->remainder, for numbers that new sequences get, forks
+/// among them.
 ///
 /// args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
 ///

@@ -244,7 +244,7 @@ impl KvCache {
         let [k, v, k_scale, v_scale] = self.parts(pool, exact_slots, 1);
         let [tail_k, tail_v, tail_k_scale, tail_v_scale] = self.parts(pool, pages, kv_heads);
         let [int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means] =
-            self.codes(pool.wrapping_add(options.first_slot_at() as usize), options.slots);
+            self.codes(pool.wrapping_add(options.first_slot_at() as usize), options.slots, 1);
         let (weights, dim) = (state.store.weights(layer), options.dims[0]);
         let weights = if self.all.weights(layer).is_some() { weights } else { std::ptr::null_mut() };
         Ok(vwd_kv_cache_layer {
@@ -276,33 +276,41 @@ impl KvCache {
 
     /// The runs of a layer in host memory, as pages of one block each: keys and values [host_blocks, S, Hk, channels], and the scales of both,
     /// [host_blocks, S, Hk]. A CUDA device reads them where they lie. Blocks in a sequence's tail may not be there yet. Of a cache whose
-    /// blocks are not coded.
+    /// blocks are not coded; `stored_codes` are those of one whose blocks are.
     pub fn stored(&self, layer: u32) -> Result<[vwd_tensor; 4]> {
         let host = self.state.lock().store.host(self.layer(layer)?);
         Ok(self.parts(host, self.options.host_blocks, self.options.kv_heads))
     }
 
-    /// The codes of `count` runs from `base` on, their scales, and the means; absent where blocks are not coded.
-    fn codes(&self, base: *mut u8, count: usize) -> [vwd_tensor; 5] {
+    /// The same of a cache whose blocks are coded: the codes of keys and values, the scales of both, and the means, [host_blocks, 1, Hk, D]. A
+    /// sequence's first block is not there.
+    pub fn stored_codes(&self, layer: u32) -> Result<[vwd_tensor; 5]> {
+        let host = self.state.lock().store.host(self.layer(layer)?);
+        Ok(self.codes(host, self.options.host_blocks, self.options.kv_heads))
+    }
+
+    /// The codes of `count` times `heads` runs from `base` on, their scales, and the means; absent where blocks are not coded.
+    fn codes(&self, base: *mut u8, count: usize, heads: usize) -> [vwd_tensor; 5] {
         let (Options { block_size, dtype, dims, is_coded, .. }, run) = (self.options, self.options.run());
         let absent_or = |at: usize| if is_coded { base.wrapping_add(at) } else { std::ptr::null_mut() };
         let device = self.session.device();
         let [keys, values, key_scales, value_scales] = run.parts;
         let codes = |part: Part| {
-            let (shape, strides) = ([count, block_size, 1, part.token], [run.bytes, part.token, run.bytes, 1]);
-            strided(device, absent_or(part.begin), DType::U8, &shape, &strides)
+            let (shape, page) = ([count, block_size, heads, part.token], heads * run.bytes);
+            strided(device, absent_or(part.begin), DType::U8, &shape, &[page, part.token, run.bytes, 1])
         };
         let scales = |part: Part| {
-            strided(device, absent_or(part.begin), DType::F8E4M3, &[count, block_size, 1], &[run.bytes, 1, run.bytes])
+            let (shape, page) = ([count, block_size, heads], heads * run.bytes);
+            strided(device, absent_or(part.begin), DType::F8E4M3, &shape, &[page, 1, run.bytes])
         };
         let (mean, element) = (absent_or(run.mean), dtype.bytes());
-        let strides = [run.bytes / element, dims[0], dims[0], 1];
+        let strides = [heads * run.bytes / element, dims[0], run.bytes / element, 1];
         [
             codes(keys),
             codes(values),
             scales(key_scales),
             scales(value_scales),
-            strided(device, mean, dtype, &[count, 1, 1, dims[0]], &strides),
+            strided(device, mean, dtype, &[count, 1, heads, dims[0]], &strides),
         ]
     }
 

@@ -704,7 +704,7 @@ structs! {
         axis_centre,
         budget,
         coverage,
-        reserved,
+        remainder,
     }
     vwd_decoder_details {
         struct_size,

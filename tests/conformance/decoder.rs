@@ -1,10 +1,12 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
 //! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs and decoder/tiered_types.rs.
 
+pub mod coded;
 pub mod drafts;
 pub mod fallback;
 pub mod model;
 pub mod strategies;
+pub mod term;
 pub mod tiered;
 pub mod tiered_types;
 pub mod trees;
@@ -211,7 +213,8 @@ const POLICY: vwd_decoder_policy = vwd_decoder_policy {
 };
 
 /// Attention of a step by the calls themselves, with summaries that are built anew. Blocks are selected by `wanted`, and attended by `q`. `is_ahead`: blocks are
-/// selected from the tokens before the step, and the block of its token is added.
+/// selected from the tokens before the step, and the block of its token is added. `counted`: attention is joined by the term for what lists leave out, of sums that are
+/// made anew of so many tokens of each row.
 struct Composed<'b> {
     out: Tensor<'b>,
     is_dense: Vec<bool>,
@@ -228,6 +231,7 @@ fn compose<'b>(
     tokens: &[usize],
     [wanted, q]: [&Tensor; 2],
     is_ahead: bool,
+    counted: Option<&[usize]>,
     out_type: DType,
 ) -> Composed<'b> {
     let shape = &engine.shape;
@@ -261,7 +265,20 @@ fn compose<'b>(
     let cap = policy.k.max(policy.init_blocks + policy.local_blocks) as usize + is_ahead as usize;
     let (ids, list_counts) = (rows(I32, &[batch, heads, cap]), rows(I32, &[batch, heads]));
     let list = vwd_block_list { ids: ids.c(), counts: list_counts.c(), slots: absent() };
+    let log_mass = rows(F32, &[batch, shape.positions, shape.heads[0]]);
+    let sums_of = |channels: &[usize]| rows(F32, &[&[batch, heads], channels].concat());
+    let sums = [sums_of(&[shape.dim]), sums_of(&[shape.value_dim]), sums_of(&[shape.dim, shape.value_dim])];
+    let counted_heads = Tensor::ints(backend, I32, &Array::filled(&[batch, heads], 0), &Layout::default());
+    let counted_lens = counted.map(|n| ints(backend, &n.iter().map(|&n| n as i64).collect::<Vec<_>>()));
+    let remainder = vwd_remainder {
+        tokens: counted_heads.c(),
+        mean_k: sums[0].c(),
+        mean_v: sums[1].c(),
+        covariance: sums[2].c(),
+        ..args()
+    };
     let select = vwd_select_blocks_args {
+        log_mass: if counted.is_some() { log_mass.c() } else { absent() },
         method: policy.method,
         block_size: shape.block as u32,
         k: policy.k,
@@ -279,8 +296,14 @@ fn compose<'b>(
     let extents = [batch, shape.positions, shape.heads[0], shape.value_dim];
     let [out, dense_out] = [rows(out_type, &extents), rows(out_type, &extents)];
     let attention = vwd_attention_args { scale: 0.25, window: policy.window, kv: &kv, q: q.c(), ..args() };
-    let sparse =
+    let mut sparse =
         vwd_attention_args { block_size: shape.block as u32, q_lens: sparse_lens.c(), list, out: out.c(), ..attention };
+    let state = [rows(F32, &extents), rows(F32, &extents[..3]), rows(F32, &extents[..3])];
+    if counted.is_some() {
+        let [acc, m, l] = state.each_ref().map(Tensor::c);
+        (sparse.remainder, sparse.log_mass) = (&remainder, log_mass.c());
+        sparse.state = vwd_attention_state { acc, m, l };
+    }
     let dense = vwd_attention_args { q_lens: dense_lens.c(), out: dense_out.c(), ..attention };
     // SAFETY: the arguments are valid.
     unsafe {
@@ -301,6 +324,12 @@ fn compose<'b>(
             }
             ids.refill_ints(&all);
             list_counts.refill_ints(&numbers);
+        }
+        if let Some(lens) = &counted_lens {
+            let kv = vwd_paged_kv { seq_lens: lens.c(), ..kv };
+            let block_size = shape.block as u32;
+            let update = vwd_remainder_update_args { block_size, kv: &kv, remainder: &remainder, ..args() };
+            backend.finish(vwd_remainder_update(session, &update, stream));
         }
         backend.finish(vwd_attention(session, &sparse, stream));
         backend.finish(vwd_attention(session, &dense, stream));
@@ -447,7 +476,8 @@ fn step(backend: &Backend, rng: &mut Rng, decoder: &Decoder, engine: &mut Engine
     decoder.attend(backend, &attend);
     assert_same("keys in their pages", &engine.k, &engine.keys);
     assert_same("values in their pages", &engine.v, &engine.values);
-    let composed = compose(backend, engine, policy, [&table, &lens], &modes, &counts, &tokens, [&q, &q], false, q_type);
+    let composed =
+        compose(backend, engine, policy, [&table, &lens], &modes, &counts, &tokens, [&q, &q], false, None, q_type);
     let about = format!("modes {modes:?}, positions {counts:?} of {tokens:?}");
     assert_same(&about, &out, &composed.out.read_floats());
     check_dense_rows(engine, &table_values, policy, &modes, &composed.is_dense, &counts, &tokens, &queries, &out);

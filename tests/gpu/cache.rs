@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
         "kv_cache_block_that_leaves_the_tail_is_resident_in_the_same_replay",
         kv_cache_block_that_leaves_the_tail_is_resident_in_the_same_replay,
     ),
+    ("kv_cache_in_int4_replays_an_append_with_other_tokens", kv_cache_in_int4_replays_an_append_with_other_tokens),
     ("kv_cache_is_released_with_copies_under_way", kv_cache_is_released_with_copies_under_way),
     ("kv_cache_beyond_the_device_is_an_error_that_keeps_nothing", kv_cache_beyond_the_device_is_an_error),
 ];
@@ -209,6 +210,127 @@ fn kv_cache_block_that_leaves_the_tail_is_resident_in_the_same_replay(backend: &
             }
         });
         assert!(cache.stats().evictions > 0, "what was tested?");
+    }
+}
+
+/// A cache in INT4, of one layer, and the tensors of its calls.
+struct Coded<'b> {
+    cache: Cache,
+    arena: Arena<'b>,
+    view: vwd_kv_cache_layer,
+}
+
+const CODED_BLOCK: usize = 16;
+const CODED_DIM: usize = 64;
+const CODED_BLOCKS: usize = 12;
+
+impl<'b> Coded<'b> {
+    fn new(backend: &'b Backend) -> Coded<'b> {
+        let cache = Cache::on(
+            backend,
+            &vwd_kv_cache_options {
+                layers: 1,
+                block_size: CODED_BLOCK as u32,
+                key_dim: CODED_DIM as u32,
+                value_dim: CODED_DIM as u32,
+                max_blocks: CODED_BLOCKS as u32,
+                host_blocks: (SEQUENCES * CODED_BLOCKS) as u32,
+                coding: VWD_CODING_INT4,
+                ..options()
+            },
+        );
+        for n in 0..SEQUENCES as u32 {
+            assert_eq!(cache.add(), Ok(n));
+            assert_ok(cache.extend(n, CODED_BLOCKS * CODED_BLOCK));
+        }
+        Coded { view: cache.view(0), cache, arena: Arena::new(backend) }
+    }
+
+    /// What block `id` has in its slot: its first tokens if the block is exact, or its codes, scales and mean.
+    fn read(&self, backend: &Backend, slot: usize, tokens: usize) -> Vec<u8> {
+        let view = &self.view;
+        let exact = view.k.shape[0] as usize;
+        let mut found = vec![];
+        let mut take = |t: &vwd_tensor, page: usize, bytes: usize| {
+            let mut part = vec![0; bytes];
+            let step = page * t.strides[0] as usize * (t.dtype_bits as usize / 8);
+            backend.read(t.data as usize + step, &mut part);
+            found.extend(part);
+        };
+        if slot < exact {
+            [&view.k, &view.v].iter().for_each(|t| take(t, slot, tokens.min(CODED_BLOCK) * CODED_DIM * 4));
+            return found;
+        }
+        [&view.int4_k, &view.int4_v].iter().for_each(|t| take(t, slot - exact, CODED_BLOCK * CODED_DIM / 2));
+        [&view.int4_k_scale, &view.int4_v_scale].iter().for_each(|t| take(t, slot - exact, CODED_BLOCK));
+        take(&view.int4_means, slot - exact, CODED_DIM * 4);
+        found
+    }
+}
+
+/// Appends tokens to every sequence of a cache in INT4 and resolves lists of its blocks, in a graph and one call after the other: slots hold the
+/// same exact tokens and the same codes.
+fn kv_cache_in_int4_replays_an_append_with_other_tokens(backend: &Backend) {
+    for tokens in [5, CODED_BLOCK, 2 * CODED_BLOCK + 3] {
+        let sides = [Coded::new(backend), Coded::new(backend)];
+        backend.finish(VWD_OK);
+        let lists = SEQUENCES * HEADS;
+        let placed = sides.each_ref().map(|side| {
+            let words = |count: usize| side.arena.place(&vec![0i32; count]);
+            let floats = side.arena.place(&vec![0f32; SEQUENCES * tokens * HEADS * CODED_DIM]);
+            ([words(SEQUENCES), words(SEQUENCES), words(lists * CAP), words(lists), words(lists * CAP)], floats)
+        });
+        let enqueue = |n: usize| {
+            let ([numbers, begin, ids, counts, slots], rows) = &placed[n];
+            let (sequences, begin) = (numbers.tensor(I32, &[SEQUENCES]), begin.tensor(I32, &[SEQUENCES]));
+            let k = rows.tensor(F32, &[SEQUENCES, tokens, HEADS, CODED_DIM]);
+            let cache = &sides[n].cache;
+            assert_ok(cache.append(&vwd_kv_cache_append_args { sequences, begin, k, v: k, ..args() }));
+            let wanted = vwd_block_list {
+                ids: ids.tensor(I32, &[SEQUENCES, HEADS, CAP]),
+                counts: counts.tensor(I32, &[SEQUENCES, HEADS]),
+                slots: slots.tensor(I32, &[SEQUENCES, HEADS, CAP]),
+            };
+            assert_ok(cache.resolve(&vwd_kv_cache_resolve_args { sequences, wanted, ..args() }));
+            assert_ok(cache.fetch(0));
+            assert_ok(cache.wait(0));
+        };
+        for ([numbers, _, _, counts, _], _) in &placed {
+            numbers.write(&std::array::from_fn::<i32, SEQUENCES, _>(|n| n as i32));
+            counts.write(&vec![CAP as i32; lists]);
+        }
+        let graph = Graph::capture(backend.stream().cast(), || enqueue(0));
+        let mut coded = 0;
+        rounds(1, |rng| {
+            // Of more than a block, the newest tokens are written again by the next append.
+            for first in (0..(CODED_BLOCKS - 3) * CODED_BLOCK).step_by(tokens.min(CODED_BLOCK)) {
+                let values: Vec<f32> =
+                    (0..SEQUENCES * tokens * HEADS * CODED_DIM).map(|_| rng.normal() as f32).collect();
+                let newest = (first + tokens - 1) / CODED_BLOCK;
+                let named: Vec<i32> = (0..lists * CAP).map(|_| rng.int(0..=newest as i64) as i32).collect();
+                for ([_, begin, ids, ..], rows) in &placed {
+                    begin.write(&[first as i32; SEQUENCES]);
+                    ids.write(&named);
+                    rows.write(&values);
+                }
+                graph.replay();
+                enqueue(1);
+                backend.finish(VWD_OK);
+                let slots = [0, 1].map(|n| placed[n].0[4].read());
+                let exact = sides[0].view.k.shape[0] as i32;
+                for (n, &id) in named.iter().enumerate() {
+                    let count = first + tokens - id as usize * CODED_BLOCK;
+                    let [found, expected] =
+                        [0, 1].map(|side| sides[side].read(backend, slots[side][n] as usize, count));
+                    assert_eq!(found, expected, "block {id} of {} tokens, {tokens} at a time", first + tokens);
+                    coded += (slots[0][n] >= exact) as usize;
+                }
+            }
+        });
+        assert!(coded > 0, "no list named a block in INT4");
+        for side in &sides {
+            assert_eq!(side.cache.stats().dropped_tokens, 0);
+        }
     }
 }
 

@@ -27,7 +27,7 @@ const MAX_PAGES: usize = 24;
 struct Decoder(*mut vwd_decoder);
 
 impl Decoder {
-    fn create(backend: &Backend, strategy: u32, predict: u32, budget: *const vwd_budget) -> Decoder {
+    fn create(backend: &Backend, (strategy, predict, remainder): Way, budget: *const vwd_budget) -> Decoder {
         let policy = vwd_decoder_policy {
             method: VWD_SELECT_AXIS,
             k: 4,
@@ -56,6 +56,7 @@ impl Decoder {
             max_tokens: (MAX_PAGES * PAGE) as u32,
             policy,
             budget,
+            remainder,
             ..args()
         };
         let mut decoder = std::ptr::null_mut();
@@ -87,15 +88,15 @@ struct Side<'b> {
 }
 
 impl<'b> Side<'b> {
-    fn new(backend: &'b Backend, strategy: u32, predict: u32, budget: *const vwd_budget) -> Side<'b> {
+    fn new(backend: &'b Backend, way: Way, budget: *const vwd_budget) -> Side<'b> {
         let plain = Layout::default();
         let zeros = |extents: &[usize]| Tensor::floats(backend, F16, &Array::filled(extents, 0.0), &plain);
         let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
         let (rows, queries) = ([ROWS, HEADS[1], DIM], [ROWS, HEADS[0], DIM]);
         let side = Side {
-            about: format!("strategy {strategy}, {predict}, budget {}", !budget.is_null()),
+            about: format!("strategy, prediction, remainder {way:?}, budget {}", !budget.is_null()),
             backend,
-            decoder: Decoder::create(backend, strategy, predict, budget),
+            decoder: Decoder::create(backend, way, budget),
             caches: (0..LAYERS).map(|_| [0; 2].map(|_| zeros(&[ROWS * MAX_PAGES, PAGE, HEADS[1], DIM]))).collect(),
             lens: ints(&[ROWS]),
             begin: ints(&[ROWS]),
@@ -165,13 +166,24 @@ impl<'b> Side<'b> {
     }
 }
 
-const SERIAL: (u32, u32) = (VWD_STRATEGY_SERIAL, 0);
-const STRATEGIES: [(u32, u32); 3] =
-    [(VWD_STRATEGY_PRR, VWD_PREDICT_SCORES), (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN), (VWD_STRATEGY_FORESEEN, 0)];
+/// A strategy, what it predicts from, and whether attention is joined by the term for what lists leave out.
+type Way = (u32, u32, u32);
+
+const SERIAL: Way = (VWD_STRATEGY_SERIAL, 0, 0);
+const STRATEGIES: [Way; 3] = [
+    (VWD_STRATEGY_PRR, VWD_PREDICT_SCORES, 0),
+    (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN, 0),
+    (VWD_STRATEGY_FORESEEN, 0, 0),
+];
+const WITH_REMAINDER: [Way; 2] = [(VWD_STRATEGY_SERIAL, 0, 1), (VWD_STRATEGY_FORESEEN, 0, 1)];
+
+fn all() -> impl Iterator<Item = Way> {
+    [SERIAL].into_iter().chain(STRATEGIES).chain(WITH_REMAINDER)
+}
 
 fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
-    for (strategy, predict) in [SERIAL].into_iter().chain(STRATEGIES) {
-        compare(backend.times(500), &[0; 2].map(|_| Side::new(backend, strategy, predict, std::ptr::null())));
+    for way in all() {
+        compare(backend.times(500), &[0; 2].map(|_| Side::new(backend, way, std::ptr::null())));
     }
 }
 
@@ -179,8 +191,8 @@ fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
 fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) {
     let delaying = backend.delaying(MOST_DELAY);
     assert_eq!(delaying.details().kernels, backend.details().kernels + 1, "the kernel that waits");
-    for (strategy, predict) in [SERIAL].into_iter().chain(STRATEGIES) {
-        let sides = [backend, &delaying, &delaying].map(|on| Side::new(on, strategy, predict, std::ptr::null()));
+    for way in all() {
+        let sides = [backend, &delaying, &delaying].map(|on| Side::new(on, way, std::ptr::null()));
         compare(backend.times(500), &sides);
     }
 }
@@ -211,10 +223,10 @@ fn budget(backend: &Backend, time: fn(&str, usize) -> Option<f32>) -> Budget {
 
 fn decoder_replays_what_its_budget_decided_at_the_capture(backend: &Backend) {
     let [never, always] = [never, always].map(|time: fn(&str, usize) -> Option<f32>| budget(backend, time));
-    for (strategy, predict) in STRATEGIES {
-        let plain = |(strategy, predict)| Side::new(backend, strategy, predict, std::ptr::null());
-        compare(backend.times(60), &[plain(SERIAL), Side::new(backend, strategy, predict, never.0)]);
-        compare(backend.times(60), &[plain((strategy, predict)), Side::new(backend, strategy, predict, always.0)]);
+    for way in STRATEGIES {
+        let plain = |way| Side::new(backend, way, std::ptr::null());
+        compare(backend.times(60), &[plain(SERIAL), Side::new(backend, way, never.0)]);
+        compare(backend.times(60), &[plain(way), Side::new(backend, way, always.0)]);
     }
 }
 

@@ -12,6 +12,10 @@ use vanward::capi::*;
 pub const CASES: &[Case] = &[
     ("decoder_on_a_cache_replays_a_step_of_each_strategy", decoder_on_a_cache_replays_a_step_of_each_strategy),
     (
+        "decoder_on_a_cache_in_int4_replays_a_step_of_each_strategy",
+        decoder_on_a_cache_in_int4_replays_a_step_of_each_strategy,
+    ),
+    (
         "decoder_on_a_cache_gives_the_same_whenever_its_copies_run",
         decoder_on_a_cache_gives_the_same_whenever_its_copies_run,
     ),
@@ -112,7 +116,7 @@ struct Side<'b> {
 }
 
 impl<'b> Side<'b> {
-    fn new(backend: &'b Backend, policies: &[vwd_decoder_policy]) -> Side<'b> {
+    fn new(backend: &'b Backend, policies: &[vwd_decoder_policy], coding: u32) -> Side<'b> {
         let plain = Layout::default();
         let zeros = |dtype, extents: &[usize]| Tensor::floats(backend, dtype, &Array::filled(extents, 0.0), &plain);
         let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
@@ -132,6 +136,7 @@ impl<'b> Side<'b> {
                 max_blocks: MAX_BLOCKS as u32,
                 host_blocks: ((ROWS + 1) * MAX_BLOCKS) as u32,
                 slots: (2 * ROWS * HEADS[1] * AHEAD) as u32,
+                coding,
                 ..args()
             },
         );
@@ -321,27 +326,32 @@ fn between_steps(rng: &mut Rng, sides: &[Side], rows: &mut [Row; ROWS]) {
 const REPAIRED: f64 = 4e-3;
 
 fn decoder_on_a_cache_replays_a_step_of_each_strategy(backend: &Backend) {
-    compare(&[backend; 2]);
+    compare(&[backend; 2], VWD_CODING_EXACT, 500);
+}
+
+/// On a cache whose blocks are coded as they become whole: graphs code what is there at their replay.
+fn decoder_on_a_cache_in_int4_replays_a_step_of_each_strategy(backend: &Backend) {
+    compare(&[backend; 2], VWD_CODING_INT4, 200);
 }
 
 /// Against steps without delays: steps with them, enqueued one by one and in a graph. What has arrived when VANWARD attends it, and what
 /// its repair adds, depends on time: its sums have another order then.
 fn decoder_on_a_cache_gives_the_same_whenever_its_copies_run(backend: &Backend) {
     let delaying = backend.delaying(MOST_DELAY);
-    compare(&[backend, &delaying, &delaying]);
+    compare(&[backend, &delaying, &delaying], VWD_CODING_EXACT, 500);
 }
 
 /// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same.
-fn compare(backends: &[&Backend]) {
+fn compare(backends: &[&Backend], coding: u32, replays: usize) {
     let evicted = Cell::new(0);
     for (name, policies) in strategies() {
         rounds(1, |rng| {
-            let sides: Vec<Side> = backends.iter().map(|backend| Side::new(backend, &policies)).collect();
+            let sides: Vec<Side> = backends.iter().map(|backend| Side::new(backend, &policies, coding)).collect();
             sides.iter().for_each(Side::reserve);
             let (captured, eager) = sides.split_last().expect("decoders");
             let graph = Graph::capture(captured.backend.stream().cast(), || captured.enqueue());
             let mut rows = [Row::default(); ROWS];
-            for replay in 0..backends[0].times(500).max(30) {
+            for replay in 0..backends[0].times(replays).max(30) {
                 between_steps(rng, &sides, &mut rows);
                 let mut modes = [VWD_DECODER_SPARSE as i64; ROWS];
                 let mut begin = [i32::MAX as i64; ROWS];

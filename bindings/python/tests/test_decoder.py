@@ -27,6 +27,11 @@ class DecoderTest(unittest.TestCase):
             s,
             dtype="float32",
             policy=DecoderPolicy(method=vanward.SelectMethod.MINMAX, k=4, init_blocks=1, local_blocks=1, **policy),
+            **self.sizes(),
+        )
+
+    def sizes(self):
+        return dict(
             layers=1,
             max_rows=1,
             query_heads=self.HEADS,
@@ -55,6 +60,16 @@ class DecoderTest(unittest.TestCase):
         with self.decoder(s, **policy) as decoder:
             self.step(decoder, self.TOKENS, begin=0)
             return self.step(decoder, self.TOKENS + 1, foresee=foresee)
+
+    def test_remainder_joins_what_a_list_leaves_out(self):
+        outs = []
+        for remainder in (0, 1):
+            with session() as s:
+                policy = DecoderPolicy(method=vanward.SelectMethod.AXIS, k=4, init_blocks=1, local_blocks=1)
+                with vanward.Decoder(s, dtype="float32", policy=policy, remainder=remainder, **self.sizes()) as decoder:
+                    outs.append(self.step(decoder, self.TOKENS, begin=0)[0])
+        self.assertFalse(np.array_equal(*outs))
+        np.testing.assert_allclose(*outs, atol=1.0)
 
     def test_prr_gives_what_serial_gives_and_tells_what_it_missed(self):
         with session() as s:

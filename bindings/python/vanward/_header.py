@@ -958,7 +958,7 @@ class vwd_decoder_options(Structure):
         ("axis_centre", vwd_tensor),
         ("budget", c_void_p),
         ("coverage", c_float),
-        ("reserved", c_uint32),
+        ("remainder", c_uint32),
     ]
 
 

@@ -16,8 +16,8 @@ use super::{Decoder, SPECULATION, Step};
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, vwd_attention_args, vwd_attention_partials, vwd_block_list,
     vwd_decoder_attend_args, vwd_holt, vwd_index_update_args, vwd_kv_cache_layer, vwd_paged_kv,
-    vwd_predictor_predict_args, vwd_predictor_update_args, vwd_repair_args, vwd_select_blocks_args, vwd_stream,
-    vwd_tensor,
+    vwd_predictor_predict_args, vwd_predictor_update_args, vwd_remainder, vwd_repair_args, vwd_select_blocks_args,
+    vwd_stream, vwd_tensor,
 };
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -33,15 +33,22 @@ use crate::runtime::{On, require_no_flags};
 pub struct Attend<'a> {
     pub(super) layer: Layer<'a>,
     pub(super) args: &'a vwd_decoder_attend_args,
+    /// What the term for what lists leave out is made of.
+    pub(super) remainder: vwd_remainder,
 }
 
 impl<'a> Attend<'a> {
     /// Makes all checks of the layer's calls before the first of them runs.
     pub fn new(decoder: &'a Decoder, args: &'a vwd_decoder_attend_args) -> Result<Attend<'a>> {
         require_no_flags("flags", args.flags)?;
-        let attend = Attend { layer: Layer::new(decoder, args.layer)?, args };
+        let attend = Attend::of(Layer::new(decoder, args.layer)?, args);
         attend.check()?;
         Ok(attend)
+    }
+
+    fn of(layer: Layer<'a>, args: &'a vwd_decoder_attend_args) -> Attend<'a> {
+        let remainder = layer.remainder();
+        Attend { layer, args, remainder }
     }
 
     pub fn run(&self, stream: vwd_stream) -> Result<()> {
@@ -91,7 +98,7 @@ impl<'a> Attend<'a> {
     /// Bytes of scratch that the calls take from their stream's arena, whether the layer falls back in the step or not. Makes the arenas
     /// of the branches large enough for theirs.
     pub fn scratch(&self) -> Result<u64> {
-        let by_strategy = Attend { layer: self.layer.without_fallback(), args: self.args }.scratch_of_step()?;
+        let by_strategy = Attend::of(self.layer.without_fallback(), self.args).scratch_of_step()?;
         Ok(by_strategy.max(self.scratch_of_step()?))
     }
 
@@ -136,7 +143,7 @@ impl<'a> Attend<'a> {
     }
 
     fn check(&self) -> Result<()> {
-        let Attend { layer: Layer { decoder, policy, .. }, args } = self;
+        let Attend { layer: Layer { decoder, policy, .. }, args, .. } = self;
         let Decoder { session, options, .. } = *decoder;
         let checks = session.checks();
         let [dim, value_dim] = options.dims;
@@ -165,6 +172,7 @@ impl<'a> Attend<'a> {
         if policy.method != Method::Dense {
             index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
         }
+        self.with_sums(|_| Ok(()))?;
         if let Some(append) = self.append()? {
             let [(new_k, _), (new_v, _)] = &append.parts;
             overlap::reject(&[Some(&keys)], &[Some(new_k), Some(new_v)])?;
@@ -174,7 +182,7 @@ impl<'a> Attend<'a> {
     }
 
     fn check_attention(&self) -> Result<()> {
-        let Attend { layer: Layer { decoder: Decoder { session, options, .. }, .. }, args } = self;
+        let Attend { layer: Layer { decoder: Decoder { session, options, .. }, .. }, args, .. } = self;
         let (k, v) = (("D", options.dims[0]), ("Dv", options.dims[1]));
         if given(&args.q).is_none() {
             return Ok(());
@@ -218,7 +226,7 @@ impl<'a> Attend<'a> {
     // --- new tokens ----------------------------------------------------------------------------------------------
 
     fn check_new_rows(&self) -> Result<Option<[Tensor<'_>; 2]>> {
-        let Attend { layer: Layer { decoder: Decoder { options, .. }, .. }, args } = self;
+        let Attend { layer: Layer { decoder: Decoder { options, .. }, .. }, args, .. } = self;
         match (given(&args.new_k).is_some(), given(&args.new_v).is_some()) {
             (false, false) => return Ok(None),
             (true, true) => {}
@@ -232,7 +240,7 @@ impl<'a> Attend<'a> {
     }
 
     fn append(&self) -> Result<Option<Append<'_>>> {
-        let Attend { layer: Layer { decoder, step, .. }, args } = self;
+        let Attend { layer: Layer { decoder, step, .. }, args, .. } = self;
         let Decoder { session, plan, memory, .. } = decoder;
         let Some([new_k, new_v]) = self.check_new_rows()? else { return Ok(None) };
         let checks = session.checks();
@@ -244,7 +252,7 @@ impl<'a> Attend<'a> {
     }
 
     fn update_args(&self) -> vwd_index_update_args {
-        let Attend { layer: Layer { decoder, step, .. }, args } = self;
+        let Attend { layer: Layer { decoder, step, .. }, args, .. } = self;
         let begin = decoder.tensor(decoder.plan.from, DType::I32, &[step.batch], &[1]);
         let seq_lens = step.seq_lens;
         let (k, k_scale, page_table) = match &decoder.tiered {
@@ -263,7 +271,8 @@ impl<'a> Attend<'a> {
             return Ok(());
         }
         let (session, args, index) = (&self.layer.decoder.session, self.update_args(), self.layer.index());
-        index::update(session, &index::UpdateRequest::from_c(session, &args, &index)?, stream)
+        index::update(session, &index::UpdateRequest::from_c(session, &args, &index)?, stream)?;
+        self.extend_sums(stream)
     }
 
     // --- strategies ----------------------------------------------------------------------------------------------
@@ -395,7 +404,8 @@ impl<'a> Attend<'a> {
         if let Some(tiered) = &self.layer.decoder.tiered {
             let &vwd_kv_cache_layer { k, v, k_scale: keys, v_scale: values, .. } = tiered.view(self.layer.number);
             let [k_scale, v_scale] = if self.has_token_scales() { [keys, values] } else { [k_scale, v_scale] };
-            return vwd_paged_kv { k, v, seq_lens, k_scale, v_scale, ..zeroed() };
+            let int4 = tiered.coded(self.layer.number);
+            return vwd_paged_kv { k, v, seq_lens, k_scale, v_scale, int4, ..zeroed() };
         }
         vwd_paged_kv { k, v, page_table, seq_lens, k_scale, v_scale, ..zeroed() }
     }
@@ -413,7 +423,7 @@ impl<'a> Attend<'a> {
     pub(super) fn over_selected(&self, kind: Kind) -> vwd_attention_args {
         let block_size = self.layer.decoder.options.block_size as u32;
         let list = if self.is_tiered() { self.layer.selected_in_slots() } else { self.layer.list() };
-        vwd_attention_args { block_size, list, ..self.attention_args(kind) }
+        self.joined(vwd_attention_args { block_size, list, ..self.attention_args(kind) })
     }
 
     /// The list made ahead, as it is.
@@ -440,7 +450,7 @@ impl<'a> Attend<'a> {
     }
 
     fn attention_args(&self, kind: Kind) -> vwd_attention_args {
-        let Attend { layer, args } = self;
+        let Attend { layer, args, .. } = self;
         vwd_attention_args {
             scale: layer.decoder.options.scale,
             soft_cap: layer.decoder.options.soft_cap,

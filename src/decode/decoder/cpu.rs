@@ -43,6 +43,14 @@ pub fn distribute(_: &Cpu, r: &Distribute) {
                 *tiers.newest_counts.add(i) = (blocks - stored) as i32;
                 (0..NEWEST).for_each(|n| *tiers.newest_ids.add(i * NEWEST + n) = (stored + n) as i32);
             }
+            if let Some(counted) = &r.counted {
+                let sequence = counted.sequences.as_ref().map_or(i as i32, |sequences| entry(sequences, i));
+                let is_known = is_taken && (0..counted.count as i32).contains(&sequence);
+                let len = first.saturating_sub(counted.drafts as i32).max(0);
+                *counted.rows.add(i) = if is_known { sequence } else { -1 };
+                *counted.lens.add(i) = len;
+                *counted.begin.add(i) = begin.min(len);
+            }
             for class in 0..r.classes {
                 let threshold = *r.thresholds.add(class);
                 let is_short = tokens <= threshold && r.shortest as i64 <= threshold as i64;

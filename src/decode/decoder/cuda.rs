@@ -75,6 +75,12 @@ kernel_struct! {
         keeps_summaries: u32,
         table_blocks: u32,
         newest: u32,
+        sequences: EntryParams,
+        counted_rows: *mut i32,
+        counted_lens: *mut i32,
+        counted_begin: *mut i32,
+        sequence_count: u32,
+        drafts: i32,
     }
 }
 
@@ -224,6 +230,7 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
     let nowhere = std::ptr::null_mut();
     let none = Tiers { table_blocks: 0, stored: nowhere, newest_ids: nowhere, newest_counts: nowhere };
     let tiers = r.tiers.unwrap_or(none);
+    let counted = r.counted.as_ref();
     let params = DistributeParams {
         modes: EntryParams::new(modes),
         seq_lens: EntryParams::new(Some(&r.seq_lens)),
@@ -247,6 +254,12 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         keeps_summaries: r.keeps_summaries as u32,
         table_blocks: saturated(tiers.table_blocks),
         newest: NEWEST as u32,
+        sequences: EntryParams::new(counted.and_then(|counted| counted.sequences.as_ref())),
+        counted_rows: counted.map_or(nowhere, |counted| counted.rows),
+        counted_lens: counted.map_or(nowhere, |counted| counted.lens),
+        counted_begin: counted.map_or(nowhere, |counted| counted.begin),
+        sequence_count: counted.map_or(0, |counted| counted.count as u32),
+        drafts: counted.map_or(0, |counted| saturated(counted.drafts).min(i32::MAX as u32) as i32),
     };
     let kernels: &Kernels = enqueue.kernels();
     // SAFETY: DistributeParams is the kernel's struct; the call's caller keeps the tensors valid, and the decoder its memory.

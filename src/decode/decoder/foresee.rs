@@ -88,10 +88,14 @@ impl Decoder {
     ) -> Result<Source<'a>> {
         let options = &self.options;
         let (checks, batch, dim) = (self.session.checks(), ("B of the step", batch), options.dims[0]);
-        let heads = |name, heads: usize, found: String| match heads == options.query_heads || heads == options.kv_heads
-        {
-            true => Ok(()),
-            false => {
+        let heads = |name, heads: usize, found: String| match heads {
+            _ if heads == options.query_heads || (heads == options.kv_heads && !options.has_term) => Ok(()),
+            _ if options.has_term => {
+                let hq = options.query_heads;
+                let expected = format!("Hq={hq} heads of D={dim}: with options.remainder each weighs what is left out");
+                Err(Error::argument(name, found, expected))
+            }
+            _ => {
                 let expected = format!("Hq={} or Hk={} heads of D={dim}", options.query_heads, options.kv_heads);
                 Err(Error::argument(name, found, expected))
             }

@@ -161,6 +161,7 @@ impl<'a> Layer<'a> {
     /// The selection of the policy, for the rows that have positions of a kind.
     pub fn select_args(&self, q: vwd_tensor, kind: Kind) -> vwd_select_blocks_args {
         let Layer { decoder, step, policy, .. } = self;
+        let vwd_select_blocks_args { log_mass: absent, .. } = zeroed();
         vwd_select_blocks_args {
             method: if policy.method == Method::Axis { VWD_SELECT_AXIS } else { VWD_SELECT_MINMAX },
             block_size: decoder.options.block_size as u32,
@@ -172,6 +173,7 @@ impl<'a> Layer<'a> {
             q_lens: self.q_lens(kind),
             seq_lens: step.seq_lens,
             selected: self.list(),
+            log_mass: if self.has_term() { self.log_mass(q.ndim) } else { absent },
             ..zeroed()
         }
     }

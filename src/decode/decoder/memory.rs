@@ -47,7 +47,22 @@ pub struct Plan {
     pub accepted: usize,
     /// The two tensors of each layer's summaries.
     pub summaries: Vec<[usize; 2]>,
+    pub term: TermPlan,
     pub bytes: usize,
+}
+
+/// What a decoder keeps for the term of what lists leave out; of no size without it.
+pub struct TermPlan {
+    /// [max_rows] int32 each: the sums of which sequence a row has, the tokens that they are of, and the first one that is new.
+    pub rows: usize,
+    pub counted: usize,
+    pub begin: usize,
+    /// [max_sequences, Hk, 1, D, Dv or D·Dv], int32 and thrice float32, of each layer: tokens, means of keys and of values, covariance.
+    pub sums: Vec<[usize; 4]>,
+    /// [max_rows, max_positions, Hq] float32 of each layer: the weight of what its list leaves out.
+    pub log_mass: Vec<usize>,
+    /// [max_rows, max_positions, Hq, Dv] and twice [max_rows, max_positions, Hq] float32: the state that the term joins.
+    pub state: [usize; 3],
 }
 
 /// What a decoder on a cache keeps beside that; of no size without a cache.
@@ -135,6 +150,7 @@ impl Plan {
         let partials = repairs * options.predicted_capacity();
         let (tiered, ahead) = ((options.table_blocks > 0) as usize, options.predicted_capacity());
         let places = foresees.max(tiered);
+        let term = options.has_term as usize;
         let mut plan = Plan {
             thresholds_at: take(&[thresholds.len(), WORD]),
             lens: take(&[thresholds.len(), Kind::COUNT, max_rows, WORD]),
@@ -174,6 +190,14 @@ impl Plan {
             drafted: take(&sequences),
             accepted: take(&sequences),
             summaries: Vec::new(),
+            term: TermPlan {
+                rows: take(&[term, max_rows, WORD]),
+                counted: take(&[term, max_rows, WORD]),
+                begin: take(&[term, max_rows, WORD]),
+                sums: Vec::new(),
+                log_mass: Vec::new(),
+                state: [dims[1], 1, 1].map(|n| take(&[term, max_rows, max_positions, query_heads, n, WORD])),
+            },
             bytes: 0,
             thresholds,
             class_of,
@@ -185,6 +209,11 @@ impl Plan {
             plan.tiered.past.push([cap, 1].map(|cap| take(&[listed, max_sequences, kv_heads, cap, WORD])));
             let remembered = policy.strategy.remembers() as usize;
             plan.holt.push([0; 2].map(|_| take(&[remembered, max_sequences, kv_heads, max_blocks, WORD])));
+            let term = options.has_term_in(policy) as usize;
+            let of_sequences = |n: usize| [term, max_sequences, kv_heads, n, WORD];
+            let sums = [1, dims[0], dims[1], dims[0] * dims[1]].map(|n| take(&of_sequences(n)));
+            plan.term.sums.push(sums);
+            plan.term.log_mass.push(take(&[term, max_rows, max_positions, query_heads, WORD]));
             let rows = summary_rows(options, policy.method);
             let per_page = options.blocks_per_page();
             plan.summaries

@@ -21,6 +21,7 @@ mod memory;
 mod options;
 mod rows;
 mod side;
+mod term;
 mod tiered;
 mod trial;
 
@@ -49,7 +50,7 @@ use fallback::Fallback;
 use memory::Plan;
 use options::{Options, Strategy};
 use parking_lot::Mutex;
-use rows::{Append, Complete, Distribute, Drafts, Modes, Observe, Past, Take, Tiers, acceptance};
+use rows::{Append, Complete, Counted, Distribute, Drafts, Modes, Observe, Past, Take, Tiers, acceptance};
 use side::Side;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -209,7 +210,12 @@ impl Decoder {
         if self.tiered.is_some() && tree.is_some() {
             return Err(Error::unsupported("a decoder on a tiered cache takes no draft tree"));
         }
-        let remembers = options.layers.iter().any(|policy| policy.strategy.remembers()) && self.tiered.is_none();
+        if options.has_term && tree.is_some() && c.mode != VWD_DECODER_DENSE {
+            let expected = "absent, or mode VWD_DECODER_DENSE: with options.remainder no sparse row takes a tree";
+            return Err(Error::argument("tree", "given to a step that may have sparse rows", expected));
+        }
+        let remembers = options.layers.iter().any(|policy| policy.strategy.remembers()) || options.has_term;
+        let remembers = remembers && self.tiered.is_none();
         if remembers && sequences.is_none() && batch.1 > options.max_sequences {
             let expected = format!("at most max_sequences, {}", options.max_sequences);
             return Err(Error::argument("seq_lens", format!("{} rows without sequences", batch.1), expected));
@@ -260,6 +266,14 @@ impl Decoder {
                 stored: memory.at(plan.tiered.stored),
                 newest_ids: memory.at(plan.tiered.newest[0]),
                 newest_counts: memory.at(plan.tiered.newest[1]),
+            }),
+            counted: options.has_term.then(|| Counted {
+                sequences,
+                count: options.max_sequences,
+                drafts: options.max_draft,
+                rows: memory.at(plan.term.rows),
+                lens: memory.at(plan.term.counted),
+                begin: memory.at(plan.term.begin),
             }),
         };
         distribute.run(&on)?;
@@ -354,7 +368,7 @@ impl Decoder {
         for (layer, _) in layers {
             tiered::forget(self, layer, sequences, rows).remember(&on)?;
         }
-        Ok(())
+        (0..self.options.layers.len()).try_for_each(|layer| term::forget(self, layer, sequences, rows, &on))
     }
 
     /// The layers whose scores are remembered.

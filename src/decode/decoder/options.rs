@@ -11,6 +11,7 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
 use crate::kv;
+use crate::ops::remainder;
 use crate::ops::views::{key_dims, key_dtype, require_counts, scale_or_default};
 use crate::runtime::require_no_flags;
 
@@ -140,6 +141,8 @@ pub struct Options {
     pub learned: [vwd_tensor; 2],
     /// The share of the selected blocks that predicted lists are taken to have, where a budget decides.
     pub coverage: f32,
+    /// Whether sparse rows attend what their list leaves out, as one term.
+    pub has_term: bool,
 }
 
 impl Options {
@@ -147,7 +150,6 @@ impl Options {
     /// `policies` has `policy_count` elements.
     pub unsafe fn from_c(checks: &Checks, c: &vwd_decoder_options, cache: Option<&kv::Options>) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
-        require_no_flags("options.reserved", c.reserved)?;
         let c = &match cache {
             Some(cache) => on_cache(c, cache)?,
             None => *c,
@@ -234,7 +236,11 @@ impl Options {
             table_blocks: cache.map_or(0, |cache| cache.max_blocks),
             learned: [c.axis_weights, c.axis_centre],
             coverage: c.coverage,
+            has_term: has_term(c, cache.is_some())?,
         };
+        if options.has_term {
+            options.check_term(c.policy_count > 0)?;
+        }
         options.check_sizes()?;
         if let Some(cache) = cache {
             options.check_slots(cache)?;
@@ -281,6 +287,39 @@ impl Options {
         Ok(())
     }
 
+    /// Whether sparse rows of a layer attend what their list leaves out, as one term.
+    pub fn has_term_in(&self, policy: &Policy) -> bool {
+        self.has_term && policy.method != Method::Dense
+    }
+
+    /// Checks that every sparse layer takes the term for what its lists leave out.
+    fn check_term(&self, has_policies: bool) -> Result<()> {
+        if self.soft_cap != 0.0 {
+            return Err(Error::argument("options.soft_cap", self.soft_cap, "0 with options.remainder"));
+        }
+        if self.block_size > remainder::MOST_TOKENS {
+            let expected = format!("at most {} with options.remainder", remainder::MOST_TOKENS);
+            return Err(Error::argument("options.block_size", self.block_size, expected));
+        }
+        for (n, policy) in self.layers.iter().enumerate().filter(|(_, policy)| policy.method != Method::Dense) {
+            let name = if has_policies { format!("options.policies[{n}]") } else { "options.policy".into() };
+            let refuse = |field: &str, found: &dyn ToString, expected: &str| {
+                let expected = format!("{expected} with options.remainder");
+                Err(Error::argument(&format!("{name}.{field}"), found.to_string(), expected))
+            };
+            if policy.method != Method::Axis {
+                return refuse("method", &VWD_SELECT_MINMAX, "VWD_SELECT_AXIS, which says what lists leave out,");
+            }
+            if policy.strategy.repairs() {
+                return refuse("strategy", &VWD_STRATEGY_PRR, "VWD_STRATEGY_SERIAL or FORESEEN");
+            }
+            if policy.window != 0 {
+                return refuse("window", &policy.window, "0");
+            }
+        }
+        Ok(())
+    }
+
     /// The capacity of the lists.
     pub fn capacity(&self) -> usize {
         let sparse = self.layers.iter().filter(|p| p.method != Method::Dense);
@@ -309,16 +348,21 @@ impl Options {
     }
 }
 
+/// Whether sparse rows get the term for what their lists leave out.
+fn has_term(c: &vwd_decoder_options, on_cache: bool) -> Result<bool> {
+    match c.remainder {
+        0 => Ok(false),
+        1 if on_cache => {
+            Err(Error::argument("options.remainder", "1 on a cache", "0: means and covariance are made of pages"))
+        }
+        1 => Ok(true),
+        other => Err(Error::argument("options.remainder", other, "0 or 1")),
+    }
+}
+
 /// The options of a decoder on a cache: its blocks are pages, each of one block, and a row's page table names them.
 fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_options> {
     let dtype = DType { code: c.dtype_code as u8, bits: c.dtype_bits as u8 };
-    if cache.is_coded {
-        return Err(Error::argument(
-            "cache",
-            "blocks in INT4",
-            "a cache of VWD_CODING_EXACT: a decoder attends no codes",
-        ));
-    }
     if dtype != cache.dtype {
         return Err(Error::argument("options.dtype_code", dtype, format!("{}, as the cache", cache.dtype)));
     }

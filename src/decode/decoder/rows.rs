@@ -53,6 +53,23 @@ pub struct Distribute<'a> {
     pub places: *mut i32,
     /// On a tiered cache: what dense rows read from where.
     pub tiers: Option<Tiers>,
+    /// Where rows have the term for what lists leave out: the tokens that it is of.
+    pub counted: Option<Counted<'a>>,
+}
+
+/// The tokens of each row that means and covariance are of: those before the step, without the newest `drafts` of them, which may yet
+/// be rejected.
+#[derive(Clone, Copy)]
+pub struct Counted<'a> {
+    /// [B]; absent: row i is of sequence i.
+    pub sequences: Option<Tensor<'a>>,
+    /// Number of sequences.
+    pub count: usize,
+    pub drafts: usize,
+    /// [max_rows] each: the sequence of a row that takes part, or −1; the number of tokens; the first one that is new or was replaced.
+    pub rows: *mut i32,
+    pub lens: *mut i32,
+    pub begin: *mut i32,
 }
 
 /// The blocks of each row, which on a tiered cache are pages of one block: those that are read in host memory, and the newest ones.

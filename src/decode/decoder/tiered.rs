@@ -16,6 +16,9 @@
 //!
 //!   DENSE      attention over stored blocks, in host memory ─ resolve, fetch, wait ─ repair over the newest blocks ─ out
 //!
+//! Where blocks are coded in INT4, every list with slots names blocks of both kinds. Dense rows then read the first block in its tail and codes in host
+//! memory, and repair adds the newest blocks as these lie, coded or not.
+//!
 //! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
 //! reads stay while `hold` of the cache is at least 2.
 
@@ -25,17 +28,18 @@ use super::layer::Layer;
 use super::memory::Kind;
 use super::options::{NEWEST, Options};
 use super::rows::Past;
+use super::term::without_positions;
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_SUPERSET, vwd_attention_args, vwd_attention_state, vwd_block_list, vwd_holt,
-    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_paged_kv, vwd_repair_args, vwd_stream,
-    vwd_tensor,
+    vwd_int4_kv, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_paged_kv,
+    vwd_repair_args, vwd_stream, vwd_tensor,
 };
 use crate::core::allocate::reserved;
 use crate::core::dtype::DType;
 use crate::core::status::Result;
 use crate::core::tensor::{Tensor, given};
 use crate::core::versioned::zeroed;
-use crate::kv::{AppendRequest, KvCache, ResolveRequest, RowTables};
+use crate::kv::{self, AppendRequest, KvCache, ResolveRequest, RowTables};
 use crate::ops::{attention, repair};
 use std::sync::Arc;
 
@@ -43,20 +47,45 @@ use std::sync::Arc;
 pub struct Tiered {
     cache: Arc<KvCache>,
     views: Vec<vwd_kv_cache_layer>,
-    /// Keys, values and scales of each layer in host memory.
+    /// Keys, values and scales of each layer in host memory; none where blocks are coded.
     stored: Vec<[vwd_tensor; 4]>,
+    /// The codes in the slots of each layer, and those in host memory, among which no first block of a sequence is; none where blocks are not
+    /// coded. Which of the latter a row has, its step says.
+    coded: Vec<vwd_int4_kv>,
+    stored_codes: Vec<vwd_int4_kv>,
+}
+
+/// Codes, their scales and the means, of blocks with these key weights.
+fn codes([k, v, k_scale, v_scale, means]: [vwd_tensor; 5], block_size: usize, weights: vwd_tensor) -> vwd_int4_kv {
+    vwd_int4_kv { block_size: block_size as u32, k, v, k_scale, v_scale, means, weights, ..zeroed() }
 }
 
 impl Tiered {
     pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
-        let layers = cache.options().layers;
-        let mut views = reserved(layers, "the layers of a decoder")?;
-        let mut stored = reserved(layers, "the layers of a decoder")?;
+        const PURPOSE: &str = "the layers of a decoder";
+        let kv::Options { layers, block_size, is_coded, .. } = *cache.options();
+        let [of_exact, of_codes] = if is_coded { [0, layers] } else { [layers, 0] };
+        let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(of_exact, PURPOSE)?);
+        let (mut coded, mut stored_codes) = (reserved(of_codes, PURPOSE)?, reserved(of_codes, PURPOSE)?);
         for layer in 0..layers as u32 {
-            views.push(cache.view(layer)?);
-            stored.push(cache.stored(layer)?);
+            let view = cache.view(layer)?;
+            views.push(view);
+            if !is_coded {
+                stored.push(cache.stored(layer)?);
+                continue;
+            }
+            let vwd_kv_cache_layer { int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights, .. } = view;
+            coded.push(codes([int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means], block_size, weights));
+            let exact_tokens = block_size as u32;
+            let of_host = codes(cache.stored_codes(layer)?, block_size, weights);
+            stored_codes.push(vwd_int4_kv { exact_tokens, ..of_host });
         }
-        Ok(Tiered { cache: cache.clone(), views, stored })
+        Ok(Tiered { cache: cache.clone(), views, stored, coded, stored_codes })
+    }
+
+    /// The codes in the slots of a layer; NULL where blocks are not coded.
+    pub fn coded(&self, layer: usize) -> *const vwd_int4_kv {
+        self.coded.get(layer).map_or(std::ptr::null(), std::ptr::from_ref)
     }
 
     pub fn view(&self, layer: usize) -> &vwd_kv_cache_layer {
@@ -244,7 +273,7 @@ impl Layer<'_> {
 impl Attend<'_> {
     /// The new tokens of a step as the cache takes them; `None` without new tokens.
     pub fn append_args(&self) -> Option<vwd_kv_cache_append_args> {
-        let Attend { layer, args } = self;
+        let Attend { layer, args, .. } = self;
         let (decoder, step) = (layer.decoder, &layer.step);
         given(&args.new_k)?;
         let rows = |offset| decoder.tensor(offset, DType::I32, &[step.batch], &[1]);
@@ -351,34 +380,44 @@ impl Attend<'_> {
     /// Attention of dense rows: over the stored blocks, then with the newest ones.
     pub fn attend_stored(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let session = &self.layer.decoder.session;
-        let kv = self.stored_kv(tiered);
-        let far = |r: &attention::Request| attention::run(session, &attention::Request { is_far: true, ..*r }, stream);
-        attention::Request::with(session, &self.over_stored(), &kv, far)?;
+        self.with_stored(tiered, |r| attention::run(session, r, stream))?;
         self.bring(self.layer.newest_blocks(), false, stream)?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::run(session, r, stream))
     }
 
     pub fn stored_scratch(&self, tiered: &Tiered) -> Result<u64> {
         let session = &self.layer.decoder.session;
-        let kv = self.stored_kv(tiered);
-        let far = |r: &attention::Request| attention::scratch(session, &attention::Request { is_far: true, ..*r });
-        let stored = attention::Request::with(session, &self.over_stored(), &kv, far)?;
+        let stored = self.with_stored(tiered, |r| attention::scratch(session, r))?;
         let newest = repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::scratch(session, r))?;
         Ok(stored.max(newest))
     }
 
     pub fn check_stored(&self, tiered: &Tiered) -> Result<()> {
         let session = &self.layer.decoder.session;
-        attention::Request::with(session, &self.over_stored(), &self.stored_kv(tiered), |_| Ok(()))?;
+        self.with_stored(tiered, |_| Ok(()))?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |_| Ok(()))
     }
 
-    fn stored_kv(&self, tiered: &Tiered) -> vwd_paged_kv {
-        let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
+    /// Attention over the stored blocks, checked.
+    fn with_stored<R>(&self, tiered: &Tiered, then: impl FnOnce(&attention::Request) -> Result<R>) -> Result<R> {
+        let (session, page_table) = (&self.layer.decoder.session, self.layer.step.page_table);
         let kv = self.kv();
-        let [k_scale, v_scale] =
-            if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
-        vwd_paged_kv { k, v, k_scale, v_scale, page_table: self.layer.step.page_table, ..kv }
+        let coded;
+        let stored = match tiered.stored_codes.get(self.layer.number) {
+            None => {
+                let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
+                let [k_scale, v_scale] =
+                    if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
+                vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv }
+            }
+            Some(codes) => {
+                coded = vwd_int4_kv { page_table, coded_lens: kv.seq_lens, mean_table: page_table, ..*codes };
+                let vwd_kv_cache_layer { tail_k, tail_v, .. } = *tiered.view(self.layer.number);
+                vwd_paged_kv { k: tail_k, v: tail_v, page_table: self.layer.tail_table(), int4: &raw const coded, ..kv }
+            }
+        };
+        let far = |r: &attention::Request| then(&attention::Request { is_far: true, ..*r });
+        attention::Request::with(session, &self.over_stored(), &stored, far)
     }
 
     /// Keeps the state. What it writes to `out` is replaced.
@@ -419,7 +458,7 @@ impl Attend<'_> {
         let [acc, m, l] = std::array::from_fn(|n| {
             let extents = [step.batch, step.positions, *query_heads, dims[1]];
             let t = decoder.packed(decoder.plan.tiered.state[n], DType::F32, &extents[..if n == 0 { 4 } else { 3 }]);
-            if self.args.q.ndim == 4 { t } else { without_positions(t) }
+            without_positions(t, self.args.q.ndim - (n > 0) as i32)
         });
         vwd_attention_state { acc, m, l }
     }
@@ -431,14 +470,6 @@ impl Attend<'_> {
         tiered.resolve(&self.layer, next, None, None, stream)?;
         tiered.fetch(&self.layer, stream)
     }
-}
-
-/// A tensor [B, 1, …] of one position as one [B, …].
-fn without_positions(mut t: vwd_tensor) -> vwd_tensor {
-    t.shape.copy_within(2..5, 1);
-    t.strides.copy_within(2..5, 1);
-    t.ndim -= 1;
-    t
 }
 
 /// A tensor [B, …] of `rank` dimensions as one [B, 1, …] of one position; one with positions as it is.

@@ -18,7 +18,7 @@ use crate::core::tensor::{ANY, Checks, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
 
 /// The most tokens of a block.
-const MOST_TOKENS: usize = 4096;
+pub const MOST_TOKENS: usize = 4096;
 
 /// Means and covariances. Shapes as in `vwd_remainder`.
 #[derive(Clone, Copy)]

@@ -176,7 +176,7 @@ fn decoder_refuses_a_budget_of_another_shape_or_device(_: &Backend) {
         &|c| (c.budget, c.coverage) = (std::ptr::null(), 0.5),
         &["options.coverage: 0.5; expected 0 without a budget"],
     );
-    refused(&one, &|c| c.reserved = 1, &["options.reserved: 1; expected 0"]);
+    refused(&one, &|c| c.remainder = 2, &["options.remainder: 2; expected 0 or 1"]);
     // What has no strategy is of any shape.
     Decoder::create(
         &one,

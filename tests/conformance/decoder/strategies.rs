@@ -57,7 +57,7 @@ pub(super) enum Foresight {
 /// Sequences of an engine, each with a number, which step by step get a token each.
 pub(super) struct Run<'b> {
     backend: &'b Backend,
-    engine: Engine<'b>,
+    pub(super) engine: Engine<'b>,
     numbers: Vec<usize>,
     /// How queries change from step to step: not at all, all of them, or back and forth.
     queries: Foresight,
@@ -66,22 +66,22 @@ pub(super) struct Run<'b> {
 
 /// A step of one position, and its tensors.
 pub(super) struct Ragged<'b> {
-    modes: Vec<u32>,
-    counts: Vec<usize>,
+    pub(super) modes: Vec<u32>,
+    pub(super) counts: Vec<usize>,
     pub(super) tokens: Vec<usize>,
     /// Rows with tokens that the decoder has not summarised.
-    is_new: Vec<bool>,
+    pub(super) is_new: Vec<bool>,
     has_begin: bool,
-    table: Tensor<'b>,
-    lens: Tensor<'b>,
+    pub(super) table: Tensor<'b>,
+    pub(super) lens: Tensor<'b>,
     q_lens: Tensor<'b>,
     begin: Tensor<'b>,
     mode_tensor: Tensor<'b>,
     sequences: Tensor<'b>,
     new_k: Tensor<'b>,
     new_v: Tensor<'b>,
-    q: Tensor<'b>,
-    opposite: Tensor<'b>,
+    pub(super) q: Tensor<'b>,
+    pub(super) opposite: Tensor<'b>,
 }
 
 impl<'b> Ragged<'b> {
@@ -280,7 +280,7 @@ pub(super) fn shape(rng: &mut Rng) -> Shape {
     }
 }
 
-fn create(backend: &Backend, shape: &Shape, policy: vwd_decoder_policy) -> Decoder {
+pub(super) fn create(backend: &Backend, shape: &Shape, policy: vwd_decoder_policy) -> Decoder {
     Decoder::create(
         backend,
         &vwd_decoder_options { max_sequences: SEQUENCES as u32, max_tokens: 320, ..shape.options(policy) },
@@ -288,7 +288,7 @@ fn create(backend: &Backend, shape: &Shape, policy: vwd_decoder_policy) -> Decod
 }
 
 /// Bits on the CPU; on CUDA the order of sums differs between attention and repair.
-fn assert_alike(about: &str, backend: &Backend, shape: &Shape, found: &Tensor, expected: &Array<f64>) {
+pub(super) fn assert_alike(about: &str, backend: &Backend, shape: &Shape, found: &Tensor, expected: &Array<f64>) {
     if !backend.is_cuda() {
         return assert_same(about, found, expected);
     }
@@ -392,7 +392,7 @@ fn decoder_attends_the_foreseen_list_where_one_was_foreseen(backend: &Backend) {
             let of = |policy, wanted, is_ahead| {
                 let tensors = [&ragged.table, &ragged.lens];
                 let Ragged { modes, counts, tokens, q, .. } = &ragged;
-                compose(backend, &run.engine, policy, tensors, modes, counts, tokens, [wanted, q], is_ahead, F32)
+                compose(backend, &run.engine, policy, tensors, modes, counts, tokens, [wanted, q], is_ahead, None, F32)
                     .out
                     .read_floats()
             };

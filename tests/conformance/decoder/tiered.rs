@@ -507,9 +507,6 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     policy(vwd_decoder_policy { predict: 1, ..past }, &["options.policy.predict", "1", "VANWARD"]);
     let once = Cache::create(backend, &vwd_kv_cache_options { hold: 1, ..cache_options() });
     on(&good, &once, &["cache", "hold of 1", "at least 2"]);
-    let coded =
-        vwd_kv_cache_options { coding: VWD_CODING_INT4, block_size: 16, key_dim: 64, value_dim: 64, ..cache_options() };
-    on(&good, &Cache::create(backend, &coded), &["cache: blocks in INT4", "VWD_CODING_EXACT"]);
     let serial = vwd_decoder_options { policy_count: 0, policy: vwd_decoder_policy { k: 3, ..POLICY }, ..good };
     drop(create_on(backend, &serial, &once));
 
