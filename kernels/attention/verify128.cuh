@@ -19,9 +19,6 @@
 #include "attention/verify128_join.cuh"
 
 static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TOKENS * SLAB_WIDTH);
-// A warp that copies requests so many stages before it waits for the first. More would delay the news of stages that have arrived.
-constexpr uint32 STAGES_IN_FLIGHT = 4;
-
 // What the rows of a sequence see, where each sees all tokens up to its own. The rows of a draft tree: TreeRows of attention_tree/verify128.cu.
 struct ChainRows {
     static constexpr int32 SEEN_BY_ALL = 1;   // of the tokens of the rows: the first
@@ -109,23 +106,16 @@ struct VerifyCopies : VerifyJob {
         };
         const uint32 at_once = WARP >> (LOG_TILE - p.log_granule);  // tiles whose granules the warp finds at once
         Place next = find(0);
-        uint32 stage = 0, turn = 0, done = 0;
+        uint32 stage = 0, turn = 0;
 #pragma unroll 1
-        for (uint32 step = 0; step < count + STAGES_IN_FLIGHT - 1; step++) {
-            if (step < count) {
-                const uint32 uses = turn + (stage >= taken);
-                if (uses) s.empty[stage].wait(uses - 1);
-                if (step < tiles.count && tiles.begins(p, step)) keep_place(next);
-                copy_tile(tiles, step, stage);
-                if (++stage == STAGES) stage = 0, turn++;
-            }
-            end_copies();
-            if (step >= STAGES_IN_FLIGHT - 1) {
-                wait_copies<STAGES_IN_FLIGHT - 1>();
-                fence_copies();
-                arrive(s.full[done]);
-                if (++done == STAGES) done = 0;
-            }
+        for (uint32 step = 0; step < count; step++) {
+            const uint32 uses = turn + (stage >= taken);
+            if (uses) s.empty[stage].wait(uses - 1);
+            if (step < tiles.count && tiles.begins(p, step)) keep_place(next);
+            copy_tile(tiles, step, stage);
+            arrive_after_copies(shared_address(&s.full[stage]));
+            arrive(s.full[stage]);
+            if (++stage == STAGES) stage = 0, turn++;
             // While copies are under way.
             if (step + at_once < tiles.count && tiles.begins(p, step)) next = find(step + at_once);
         }
@@ -296,6 +286,7 @@ struct VerifyProducts : VerifyJob {
         for (uint32 n = group; n < count; n += GROUPS) {
             float c[32];
             s.full[stage].wait(turn);
+            fence_copies();
             multiply_keys(c, stage);
             weigh_scores(c, stage);
             add_values(c, stage);
