@@ -11,7 +11,8 @@ of each block. `among` is what the call adds to a graph in which a read that fil
 in an engine. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
 over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
 tokens, in blocks and single. `positions` are 1 to 16 query positions of a sequence, as a verification of drafts has them, over all
-tokens and over a list that they share, and `repaired positions` those of which a prediction missed a share. `trees` are the nodes of a draft
+tokens and over a list that they share, and `repaired positions` those of which a prediction missed a share. `cells` are pages of one
+token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft
 tree with random parents, beside one position and beside a chain of as many. Microseconds, medians; inputs are in no cache.
 """
 
@@ -306,6 +307,37 @@ def positions(session, timer, rows, quick):
         rows.put("positions", **row)
 
 
+class Cells(Positions):
+    """Sequences whose tokens alternate in one cache of single tokens, a page each."""
+
+    def __init__(self, session, batch, tokens, budget, positions):
+        super().__init__(session, batch, tokens, budget, positions)
+        self.cells = torch.arange(batch * tokens, device="cuda").int().view(tokens, batch).T.contiguous()
+
+    def kv(self, i):
+        keys, values = (of[i].view(-1, 1, KV_HEADS, DIM) for of in (self.keys, self.values))
+        return vanward.PagedKV(keys, values, self.lens, page_table=self.cells)
+
+    def gathered(self, of, i):
+        tokens = (self.ids[i].long()[..., None] * self.block + torch.arange(self.block, device="cuda")).flatten(2)
+        cells = self.cells[:, None].long().expand(-1, KV_HEADS, -1).gather(2, tokens)
+        return of[i].view(-1, KV_HEADS, DIM)[cells, torch.arange(KV_HEADS, device="cuda")[None, :, None]]
+
+
+def cells(session, timer, rows, quick):
+    points = [(1, 32 << 10, 4096), (4, 32 << 10, 4096), (1, 32 << 10, 0), (4, 32 << 10, 0)]
+    for batch, tokens, budget in points[:2] if quick else points:
+        row = dict(batch=batch, tokens=tokens, listed=budget or "all")
+        for count in (1, 4, 9):
+            for name, kind in dict(pages=Positions, cells=Cells).items():
+                case = kind(session, batch, tokens, budget, count)
+                call = case.call()
+                call(0)
+                case.check()
+                row[f"{name}_of_{count}"] = timer.graph(call, case.sets)
+        rows.put("cells", **row)
+
+
 class Tree(Positions):
     """The nodes of a draft tree, whose parents are drawn at random."""
 
@@ -423,6 +455,7 @@ def measure(session, timer, rows, quick):
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
     positions(session, timer, rows, quick)
+    cells(session, timer, rows, quick)
     trees(session, timer, rows, quick)
     repaired_positions(session, timer, rows, quick)
     latents(session, timer, rows, quick)

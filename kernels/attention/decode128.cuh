@@ -3,7 +3,7 @@
 //
 //   out = Σ softmax(scale · q · k) v over a list of blocks, or over everything, of up to 16 rows (query heads and positions of a KV head)
 //
-// Runs where tokens lie side by side in tiles of 16, strides fit in 32 bits, and FP8 has no scale per token: src/ops/attention/device/choose.rs.
+// Runs where blocks are whole tiles of 16 tokens, whose tokens lie side by side or where a page table says, strides fit in 32 bits, and FP8 has no scale per token: src/ops/attention/device/choose.rs.
 // Kernels attention_decode128_<type>_4 and _8 take up to four and eight rows (decode128_rows8.cuh), _16 nine to sixteen (decode128_rows16.cuh).
 //
 // Bytes: each key and value once, 4 · D a token of 16 bits. As many CTAs take a work item as have a multiprocessor each. What does not depend
@@ -103,11 +103,18 @@ struct Decode128 {
             locate_tiles();
         }
         const uint32 from = tile % WARP;
-        const char *from_key = tiles.k + __shfl_sync(FULL_WARP, tiles.key, from), *from_value = tiles.v + __shfl_sync(FULL_WARP, tiles.value, from);
         char *const to = ring + at * STAGE;
         const uint32 k_to = keys_of_lane<Compute>(to, lane);
-        is_fully_seen = (is_fully_seen & ~(1u << at)) | (fully_seen >> from & 1) << at;
-        load_tile<Compute, Form::KEYS_ARE_A_GROUP>(lane, to, k_to, from_key, from_value, tiles.k_row, tiles.v_row, fully_seen >> from & 1, reach,
+        bool is_whole = fully_seen >> from & 1;
+        if (p.log_granule < LOG_TILE) {
+            tiles.turn_to(tile);
+            is_whole = load_scattered_tile<Compute, Form::KEYS_ARE_A_GROUP>(tiles, tile, to, k_to, is_whole, reach);
+            is_fully_seen = (is_fully_seen & ~(1u << at)) | uint32(is_whole) << at;
+            return;
+        }
+        const char *from_key = tiles.k + __shfl_sync(FULL_WARP, tiles.key, from), *from_value = tiles.v + __shfl_sync(FULL_WARP, tiles.value, from);
+        is_fully_seen = (is_fully_seen & ~(1u << at)) | uint32(is_whole) << at;
+        load_tile<Compute, Form::KEYS_ARE_A_GROUP>(lane, to, k_to, from_key, from_value, tiles.k_row, tiles.v_row, is_whole, reach,
                                                      [&] { return __shfl_sync(FULL_WARP, tiles.position, from); });
     }
     // The ring turns: the oldest tile is attended to, the next one requested in its place.

@@ -16,6 +16,11 @@ __device__ inline WorkItem pinned(WorkItem item) {
     return item;
 }
 
+// Where a token lies. Row −1: nowhere.
+struct TokenPlace {
+    int32 page, row;
+};
+
 // Where a warp's next 32 tiles lie: each lane finds one.
 struct Decode128Tiles {
     const AttentionParams &p;
@@ -31,6 +36,8 @@ struct Decode128Tiles {
     int32 id, previous, slot_page, page;
     int64 at;    // the tile's first token, whether or not any row sees it
     uint32 row;  // its row within the page
+    // Where pages end within tiles, those of the single tokens of two tiles, and of the next two: a lane has one token of each two.
+    TokenPlace place, next_place;
     // Results of locate().
     int32 position;  // of the first token; −1: no row sees the tile
     int64 key, value;
@@ -84,7 +91,8 @@ struct Decode128Tiles {
         const uint32 number = p.slots.data || p.table.data ? p.page.divide(at) : 0;
         row = at - number * p.page.value;
         page = p.slots.data ? slot_page : item.seq;
-        if (!p.slots.data && p.table.data) page = load_word(is_requested && uint64(at) < p.token_capacity ? table + offset(number, table_step) : length);
+        if (p.log_granule < LOG_TILE) page = 0;  // of each token: request_places
+        else if (!p.slots.data && p.table.data) page = load_word(is_requested && uint64(at) < p.token_capacity ? table + offset(number, table_step) : length);
     }
     __device__ void locate(const Reach &reach, uint32 entries) {
         bool exists = is_requested && at < reach.end && at + TILE > reach.begin && uint32(page) < p.pages;
@@ -92,6 +100,20 @@ struct Decode128Tiles {
         position = exists ? int32(at) : -1;
         key = offset(page, k_page) + offset(row, k_row);
         value = offset(page, v_page) + offset(row, v_row);
+    }
+    // Requests the places of the tokens of tiles `tile` and `tile` + 1, which have been located. Every token within the capacity has a page.
+    __device__ TokenPlace request_places(uint32 tile) const {
+        const int32 position = __shfl_sync(FULL_WARP, this->position, (tile + lane / TILE) % WARP), token = position + int32(lane % TILE);
+        const bool exists = position >= 0 && uint32(token) < p.token_capacity;
+        const uint32 number = exists ? p.page.divide(token) : 0;
+        return {load_word(exists ? table + offset(number, table_step) : length), exists ? int32(token - number * p.page.value) : -1};
+    }
+    // Finds the places of a tile's tokens, which were requested two tiles before, and requests those of the tiles that follow.
+    __device__ void turn_to(uint32 tile) {
+        if (tile % 2) return;
+        place = tile % WARP ? next_place : request_places(tile);
+        if ((tile + 2) % WARP) next_place = request_places(tile + 2);
+        if (uint32(place.page) >= p.pages) place.row = -1;
     }
 };
 
@@ -118,6 +140,42 @@ __device__ inline void load_fully_seen_tile(uint32 k_to, const char *from_key, c
         for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + quarter * 4 * PITCH + j * 128, from_value + j * 128);
         from_value += 4 * int64(v_row);
     }
+}
+// Requests a tile whose tokens lie in pages of their own, or in several. Tokens that no row sees, or that lie nowhere, become zeros. Returns
+// whether every row sees every token.
+template <typename Compute, bool KEYS_ARE_A_GROUP = false>
+__device__ inline bool load_scattered_tile(const Decode128Tiles &tiles, uint32 tile, char *to, uint32 k_to, bool is_fully_seen, const Reach &reach) {
+    constexpr uint32 PITCH = Compute::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128, QUARTERS = 4;
+    const uint32 lane = tiles.lane, first = tile % 2 * TILE, row = lane / 8;
+    const int32 position = __shfl_sync(FULL_WARP, tiles.position, tile % WARP);
+    is_fully_seen &= (__ballot_sync(FULL_WARP, tiles.place.row >= 0) >> first & 0xffff) == 0xffff;
+    int32 page[QUARTERS], of_page[QUARTERS];
+    bool is_there[QUARTERS];
+#pragma unroll
+    for (uint32 n = 0; n < QUARTERS; n++) {
+        const uint32 token = n * 4 + row;
+        page[n] = __shfl_sync(FULL_WARP, tiles.place.page, first + token);
+        of_page[n] = __shfl_sync(FULL_WARP, tiles.place.row, first + token);
+        is_there[n] = of_page[n] >= 0 && is_reached(reach, position, token);
+        // tiles.k and tiles.v are of the row that the lane copies first where tokens lie side by side.
+        of_page[n] -= row;
+        if (!is_there[n]) page[n] = of_page[n] = 0;
+        if (!is_fully_seen && lane % 8 == 0) as<TokenInfo>(to).position[token] = is_there[n] ? position + int32(token) : -1;
+    }
+#pragma unroll
+    for (uint32 n = 0; n < QUARTERS; n++) {
+        const char *const from = tiles.k + offset(page[n], tiles.k_page) + offset(of_page[n], tiles.k_row);
+#pragma unroll
+        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + n * 4 * PITCH + j * 128, from + j * 128, is_there[n]);
+    }
+    if constexpr (KEYS_ARE_A_GROUP) end_copies();
+#pragma unroll
+    for (uint32 n = 0; n < QUARTERS; n++) {
+        const char *const from = tiles.v + offset(page[n], tiles.v_page) + offset(of_page[n], tiles.v_row);
+#pragma unroll
+        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + n * 4 * PITCH + j * 128, from + j * 128, is_there[n]);
+    }
+    return is_fully_seen;
 }
 // Requests a tile. Where it is not fully seen, position_of() says which token it begins with: tokens that no row sees become zeros, and keys
 // and values are one group of copies even where KEYS_ARE_A_GROUP.

@@ -153,13 +153,13 @@ __device__ inline void repair_verify128(const RepairParams &r) {
     const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
     const uint32 group = threadIdx.x / GROUP_THREADS;
     if (group == GROUPS) {
-        give_registers<120>();
+        give_registers<COPY_REGISTERS<ChainRows>>();
         VerifyCopies<ChainRows> copies{job};
         cluster_started();
         const Missed list{missed, pages, found.attended};
         copies.run([&](uint32 x) { return list.place_of(p, item, reach, x, 1 << p.log_granule); }, KEPT_STAGE);
     } else {
-        take_registers<192>();
+        take_registers<ChainRows::REGISTERS>();
         VerifyProducts<Type, IS_BFLOAT16, ChainRows> products{job, group, ChainRows(job)};
         cluster_started();
         products.request_queries();

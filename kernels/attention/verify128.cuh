@@ -19,12 +19,10 @@
 #include "attention/verify128_join.cuh"
 
 static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TOKENS * SLAB_WIDTH);
-// A warp that copies requests so many stages before it waits for the first. More would delay the news of stages that have arrived.
-constexpr uint32 STAGES_IN_FLIGHT = 4;
-
 // What the rows of a sequence see, where each sees all tokens up to its own. The rows of a draft tree: TreeRows of attention_tree/verify128.cu.
 struct ChainRows {
-    static constexpr int32 SEEN_BY_ALL = 1;  // of the tokens of the rows: the first
+    static constexpr int32 SEEN_BY_ALL = 1;   // of the tokens of the rows: the first
+    static constexpr uint32 REGISTERS = 184;  // of a thread that computes
 
     __device__ explicit ChainRows(const VerifyJob &) {}
     // What any row of a work item sees, where `reach` says it for a chain.
@@ -35,6 +33,9 @@ struct ChainRows {
     __device__ uint32 hidden(const VerifyJob &, uint32 stage) const { return 0; }
 };
 
+// Registers of a thread that copies: three warpgroups have 168 a thread to share out.
+template <typename Rows> constexpr uint32 COPY_REGISTERS = 504 - GROUPS * Rows::REGISTERS;
+
 // A warp that copies one tile, 16 tokens, of every stage. Each lane finds one granule, for as many tiles as 32 granules cover.
 template <typename Rows>
 struct VerifyCopies : VerifyJob {
@@ -43,6 +44,9 @@ struct VerifyCopies : VerifyJob {
     // Where this lane's granule lies; position −1: nowhere.
     int32 position;
     const char *key, *value;
+    // Rows all see the tokens seen_begin … seen_end − 1, and bit n: all tokens of lane n's granule.
+    int32 seen_begin, seen_end;
+    uint32 whole;
 
     __device__ static const char *of_lane(const char *address, uint32 lane) {
         return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(address), lane));
@@ -51,6 +55,7 @@ struct VerifyCopies : VerifyJob {
         position = place.position;
         key = p.k.at(place.page, place.row, item.head);
         value = p.v.at(place.page, place.row, item.head);
+        whole = __ballot_sync(FULL_WARP, position >= max(seen_begin, 0) && position + (1 << p.log_granule) <= seen_end);
     }
     // Requests 16 bytes of a token's keys and of its values: zeros where `token` is −1, since a NaN times a weight of zero would be NaN.
     __device__ void copy_token(uint32 stage, uint32 row, const char *from_key, const char *from_value, int32 token) const {
@@ -60,14 +65,13 @@ struct VerifyCopies : VerifyJob {
         copy_16(to + VALUES_OFFSET, from_value + chunk * 16, token >= 0);
         if (chunk == 0) s.position[stage][at] = token;
     }
-    // Rows all see the tokens seen_begin … seen_end − 1.
-    __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 stage, int32 seen_begin, int32 seen_end) const {
+    __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 stage) const {
         const bool exists = tile < tiles.count;
+        const uint32 from = tiles.lane_of(p, tile, 0), all = (1u << (TILE >> p.log_granule)) - 1;
+        if (lane == 0) s.is_whole[stage][warp] = exists && (whole >> from & all) == all;
         if (p.log_granule == LOG_TILE || !exists) {
-            const uint32 from = tiles.lane_of(p, tile, 0);
             const int32 granule = exists ? __shfl_sync(FULL_WARP, position, from) : -1;
             const char *const from_key = of_lane(key, from), *const from_value = of_lane(value, from);
-            if (lane == 0) s.is_whole[stage][warp] = granule >= seen_begin && granule >= 0 && granule + int32(TILE) <= seen_end;
 #pragma unroll
             for (uint32 n = 0; n < TILE / 2; n++) {
                 const uint32 row = n * 2 + lane / CHUNKS;
@@ -76,12 +80,11 @@ struct VerifyCopies : VerifyJob {
             }
             return;
         }
-        if (lane == 0) s.is_whole[stage][warp] = false;
-#pragma unroll 1
+#pragma unroll 4
         for (uint32 n = 0; n < TILE / 2; n++) {
-            const uint32 row = n * 2 + lane / CHUNKS, from = tiles.lane_of(p, tile, row), within = row & ((1 << p.log_granule) - 1);
-            const int32 granule = __shfl_sync(FULL_WARP, position, from);
-            const char *const from_key = of_lane(key, from) + within * p.k.step[1], *const from_value = of_lane(value, from) + within * p.v.step[1];
+            const uint32 row = n * 2 + lane / CHUNKS, other = from + (row >> p.log_granule), within = row & ((1 << p.log_granule) - 1);
+            const int32 granule = __shfl_sync(FULL_WARP, position, other);
+            const char *const from_key = of_lane(key, other) + within * p.k.step[1], *const from_value = of_lane(value, other) + within * p.v.step[1];
             copy_token(stage, row, from_key, from_value, is_reached(reach, granule, within) ? granule + int32(within) : -1);
         }
     }
@@ -92,29 +95,29 @@ struct VerifyCopies : VerifyJob {
         const Tiles tiles(first, STAGE_TILES * ctas, first < end ? p.ctas.divide((end - first - 1) / STAGE_TILES) + 1 : 0);
         // The tokens that every row sees.
         const bool is_one_of_chain = p.own_lists && Rows::SEEN_BY_ALL, has_rows = p.own_lists || reach.queries == int32(p.positions);
-        const int32 seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
-        const int32 seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
+        seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
+        seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
         position = -1;
         key = p.k.data, value = p.v.data;
-        uint32 stage = 0, turn = 0, done = 0;
+        whole = 0;
+        const auto find = [&](uint32 tile) {
+            const uint32 x = tiles.token(p, tile);
+            return x == Tiles::NOWHERE ? Place{-1, 0, 0} : place_of(x);
+        };
+        const uint32 at_once = WARP >> (LOG_TILE - p.log_granule);  // tiles whose granules the warp finds at once
+        Place next = find(0);
+        uint32 stage = 0, turn = 0;
 #pragma unroll 1
-        for (uint32 step = 0; step < count + STAGES_IN_FLIGHT - 1; step++) {
-            if (step < count) {
-                const uint32 uses = turn + (stage >= taken);
-                if (uses) s.empty[stage].wait(uses - 1);
-                if (step < tiles.count && tiles.begins(p, step)) {
-                    const uint32 x = tiles.token(p, step);
-                    keep_place(x == Tiles::NOWHERE ? Place{-1, 0, 0} : place_of(x));
-                }
-                copy_tile(tiles, step, stage, seen_begin, seen_end);
-                if (++stage == STAGES) stage = 0, turn++;
-            }
-            end_copies();
-            if (step < STAGES_IN_FLIGHT - 1) continue;
-            wait_copies<STAGES_IN_FLIGHT - 1>();
-            fence_copies();
-            arrive(s.full[done]);
-            if (++done == STAGES) done = 0;
+        for (uint32 step = 0; step < count; step++) {
+            const uint32 uses = turn + (stage >= taken);
+            if (uses) s.empty[stage].wait(uses - 1);
+            if (step < tiles.count && tiles.begins(p, step)) keep_place(next);
+            copy_tile(tiles, step, stage);
+            arrive_after_copies(shared_address(&s.full[stage]));
+            arrive(s.full[stage]);
+            if (++stage == STAGES) stage = 0, turn++;
+            // While copies are under way.
+            if (step + at_once < tiles.count && tiles.begins(p, step)) next = find(step + at_once);
         }
     }
 };
@@ -283,6 +286,7 @@ struct VerifyProducts : VerifyJob {
         for (uint32 n = group; n < count; n += GROUPS) {
             float c[32];
             s.full[stage].wait(turn);
+            fence_copies();
             multiply_keys(c, stage);
             weigh_scores(c, stage);
             add_values(c, stage);
@@ -330,7 +334,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
     const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
     const uint32 group = threadIdx.x / GROUP_THREADS;
     if (group == GROUPS) {
-        give_registers<120>();
+        give_registers<COPY_REGISTERS<Rows>>();
         VerifyCopies<Rows> copies{job};
         cluster_started();
         copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
@@ -339,7 +343,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
             clear_counters(p, job.lane == 0 ? arrive_at_end(p) : 0);
         }
     } else {
-        take_registers<192>();
+        take_registers<Rows::REGISTERS>();
         VerifyProducts<Type, IS_BFLOAT16, Rows> products{job, group, Rows(job)};
         cluster_started();
         products.request_queries();

@@ -34,7 +34,7 @@ struct VerifyShared {
     __device__ void open(const AttentionParams &p) {
         if (threadIdx.x == 0) {
             for (uint32 n = 0; n < STAGES; n++) {
-                full[n].open(STAGE_TILES);
+                full[n].open(GROUP_THREADS + STAGE_TILES);
                 empty[n].open(4);
             }
             const uint32 before = min(cluster_rank() * share_rows(p), most_rows(p)), own = min(share_rows(p), most_rows(p) - before);

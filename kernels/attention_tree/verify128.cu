@@ -8,6 +8,7 @@
 #include "attention_tree/reach.cuh"
 
 struct TreeRows {
+    static constexpr uint32 REGISTERS = 192;
     static constexpr int32 SEEN_BY_ALL = 0;  // not even the root: a node that no sound link reaches sees itself alone
 
     uint32 word[2], positions;  // of the thread's two rows: the bits of nodes 0 … 31; their query positions, 16 bits each

@@ -11,6 +11,10 @@ __device__ inline void copy_16(uint32 to, const char *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Arrives at a barrier of shared memory (common/barrier.cuh) once this thread's copies so far are complete.
+__device__ inline void arrive_after_copies(uint32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits for this thread's copies, except those of the N last groups.
 template <uint32 N> __device__ inline void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 // Loads 16 bytes that a copy brought.

@@ -10,6 +10,7 @@ use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![
     attention_by_decode128_agrees_with_the_formula,
+    attention_by_decode128_finds_each_token_by_its_page,
     attention_by_verify128_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
     attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
@@ -55,6 +56,12 @@ fn attend(
 /// Heads of 128 channels in whole tiles, short enough that no kernel for them is expected to be slower.
 fn in_whole_tiles(rng: &mut Rng) -> Spec {
     Spec::in_whole_tiles(rng)
+}
+
+/// The same where pages end within tiles.
+fn in_paged_tiles(rng: &mut Rng) -> Spec {
+    let (page, block) = rng.pick(&[(1, 16), (1, 64), (2, 48), (8, 16), (24, 48), (3, 48)]);
+    Spec { page, block, slots: false, ..Spec::in_whole_tiles(rng) }
 }
 
 /// Heads of 128 channels in 16 bits with up to three times 64 rows a list, as drafts have them.
@@ -116,6 +123,10 @@ fn multiplied(rng: &mut Rng) -> Spec {
 
 fn attention_by_decode128_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "decode128", HOPPER_AND_LATER, 24, in_whole_tiles, true);
+}
+
+fn attention_by_decode128_finds_each_token_by_its_page(backend: &Backend) {
+    attend(backend, "decode128", HOPPER_AND_LATER, 24, in_paged_tiles, true);
 }
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {

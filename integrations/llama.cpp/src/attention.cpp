@@ -143,6 +143,30 @@ std::vector<Batch> Attention::batches(const Node &node, bool sparse_layer, const
     return result;
 }
 
+void Attention::lay_table(const Cache &cache, const Batch &batch) {
+    const size_t count = batch.groups.size(), length = static_cast<size_t>(batch.longest);
+    if (length != table_length_) {
+        table_length_ = length;
+        shown_.clear();
+        table_.clear();
+    }
+    shown_.resize(count);
+    table_.resize(count * length, -1);
+    for (size_t i = 0; i < count; ++i) {
+        const Sequence &sequence = *batch.groups[i].sequence;
+        const std::vector<int32_t> &cells = sequence.cells();
+        Shown &shown = shown_[i];
+        // A sequence that has only grown shows its new cells; in place of another one, all.
+        const bool has_grown = shown.cache == &cache && shown.name == sequence.name && shown.version == sequence.version() && shown.size <= cells.size();
+        const auto from = static_cast<std::ptrdiff_t>(has_grown ? shown.size : 0), row = static_cast<std::ptrdiff_t>(i * length);
+        std::copy(cells.begin() + from, cells.end(), table_.begin() + row + from);
+        if (!has_grown) {
+            std::fill(table_.begin() + row + static_cast<std::ptrdiff_t>(cells.size()), table_.begin() + row + static_cast<std::ptrdiff_t>(length), -1);
+        }
+        shown = {&cache, sequence.name, sequence.version(), cells.size()};
+    }
+}
+
 void Attention::lay_tables(const Node &node, Cache &cache, Batch &batch) {
     const std::vector<Placed> &groups = batch.groups;
     const size_t count = groups.size();
@@ -170,19 +194,7 @@ void Attention::lay_tables(const Node &node, Cache &cache, Batch &batch) {
         batch.pages = groups[0].sequence->pages.data();
     } else {
         if (!ranges) {
-            std::vector<uint64_t> key = {static_cast<uint64_t>(batch.longest)};
-            for (const Placed &group : groups) {
-                key.insert(key.end(), {reinterpret_cast<uintptr_t>(&cache), group.sequence->name, group.sequence->version(),
-                                       static_cast<uint64_t>(group.sequence->size())});
-            }
-            if (key != table_of_) {
-                table_.assign(count * static_cast<size_t>(batch.longest), -1);
-                for (size_t i = 0; i < count; ++i) {
-                    const std::vector<int32_t> &cells = groups[i].sequence->cells();
-                    std::copy(cells.begin(), cells.end(), table_.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(batch.longest)));
-                }
-                table_of_ = std::move(key);
-            }
+            lay_table(cache, batch);
             batch.table = table_.data();
         }
         page_table_.assign(count * static_cast<size_t>(batch.most_pages), -1);

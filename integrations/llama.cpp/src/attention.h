@@ -89,6 +89,7 @@ class Attention {
     int64_t budget_of(int64_t tokens) const;
     bool on_gpu() const { return memory_.device_type == 2; }
     void lay_tables(const Node &node, Cache &cache, Batch &batch);
+    void lay_table(const Cache &cache, const Batch &batch);
     void note_summaries(Layer &layer, const Batch &batch) const;
     bool failed(const char *call);
 
@@ -103,8 +104,14 @@ class Attention {
     bool has_failed_ = false;
     std::vector<int32_t> table_, page_table_;
     Array<int32_t> ids_, counts_;
-    /** Names, versions and sizes of the sequences in `table_`. */
-    std::vector<uint64_t> table_of_;
+    /** What a row of `table_` shows, each `table_length_` long. */
+    struct Shown {
+        const Cache *cache = nullptr;
+        uint64_t name = 0, version = 0;
+        size_t size = 0;
+    };
+    std::vector<Shown> shown_;
+    size_t table_length_ = 0;
 };
 
 template <typename Begin> void Attention::lay_out(const Node &node, Cache &cache, Batch &batch, Begin begin_of) {

@@ -141,7 +141,7 @@ Sequence *Cache::best_match(const RowGroup &group, int stream) {
         if (each->stream() != stream || each->used == steps_) {
             continue;
         }
-        Overlap both = overlap(each->visible(), group.last);
+        Overlap both = overlap(each->visible(), *group.last);
         // A sequence that would lose much is another one's, which shares a prefix with these rows.
         bool loses_much = both.first_alone > 64 && both.first_alone > both.both / 8 && !each->slides();
         if (both.both > most && !loses_much) {
@@ -176,30 +176,16 @@ void Cache::drop_unused() {
 }
 
 const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells) {
-    // Every layer of a step has the same mask: it is compared, not read again.
-    const size_t bytes = static_cast<size_t>(rows) * mask->nb[1];
-    const int64_t planes = std::min<int64_t>(streams, mask->ne[3]);
-    auto plane = [&](int64_t s) { return static_cast<const char *>(mask->data) + static_cast<size_t>(s) * mask->nb[3]; };
-    bool same = rows == rows_ && first_stream == first_stream_ && streams == streams_of_node_ && cells == cells_of_node_ &&
-                mask_.size() == bytes * static_cast<size_t>(planes);
-    for (int64_t s = 0; same && s < planes; ++s) {
-        same = memcmp(mask_.data() + static_cast<size_t>(s) * bytes, plane(s), bytes) == 0;
-    }
-    if (same) {
+    // Every layer of a step has the same mask.
+    const bool same = first_stream == first_stream_ && streams == streams_of_node_;
+    if (!visible_.follow(mask, rows, streams, cells) && same) {
         return placeable_ ? &placed_ : nullptr;
     }
-
-    rows_ = rows;
     first_stream_ = first_stream;
     streams_of_node_ = streams;
-    cells_of_node_ = cells;
-    mask_.resize(bytes * static_cast<size_t>(planes));
-    for (int64_t s = 0; s < planes; ++s) {
-        memcpy(mask_.data() + static_cast<size_t>(s) * bytes, plane(s), bytes);
-    }
     placed_.clear();
-    std::vector<RowGroup> groups;
-    placeable_ = split_rows(mask, rows, streams, cells, groups) && groups.size() <= MOST_GROUPS;
+    std::vector<RowGroup> groups = visible_.is_known() ? visible_.groups(streams) : std::vector<RowGroup>();
+    placeable_ = visible_.is_known() && groups.size() <= MOST_GROUPS;
     if (!placeable_) {
         return nullptr;
     }

@@ -121,9 +121,8 @@ class Cache {
     std::vector<std::unique_ptr<Sequence>> sequences_;
     uint64_t names_ = 0, steps_ = 0;
 
-    std::vector<char> mask_;
-    int rows_ = 0, first_stream_ = 0, streams_of_node_ = 0;
-    int64_t cells_of_node_ = 0;
+    Visible visible_;
+    int first_stream_ = 0, streams_of_node_ = 0;
     bool placeable_ = false;
     std::vector<Placed> placed_;
 

@@ -46,9 +46,9 @@ template <typename Keeps> void Sequence::remove(Keeps keeps) {
 
 void Sequence::follow(const RowGroup &group) {
     const int64_t before = size();
-    const bool oldest_goes = before > 0 && !group.last.has(static_cast<size_t>(cells_.front() - stream_ * stream_cells_));
-    if (!visible_.is_within(group.last)) {
-        remove([&](int64_t cell) { return group.last.has(static_cast<size_t>(cell)); });
+    const bool oldest_goes = before > 0 && !group.last->has(static_cast<size_t>(cells_.front() - stream_ * stream_cells_));
+    if (!visible_.is_within(*group.last)) {
+        remove([&](int64_t cell) { return group.last->has(static_cast<size_t>(cell)); });
     }
     slides_ = !oldest_goes ? std::max(slides_ - (before > 0 ? 1 : 0), 0) : std::min(slides_ + 4, 64);
 
@@ -58,7 +58,7 @@ void Sequence::follow(const RowGroup &group) {
         own.add(static_cast<size_t>(cell));
     }
     std::vector<int64_t> seen_by_first;
-    group.first.each_not_in(visible_, [&](size_t cell) { seen_by_first.push_back(static_cast<int64_t>(cell)); });
+    group.first->each_not_in(visible_, [&](size_t cell) { seen_by_first.push_back(static_cast<int64_t>(cell)); });
     size_t there = 0;  // added cells that are tokens already
     for (int32_t cell : group.added) {
         there += position_[static_cast<size_t>(cell)] >= 0;
@@ -78,7 +78,7 @@ void Sequence::follow(const RowGroup &group) {
             append(cell);
         }
     }
-    visible_ = group.last;
+    visible_ = *group.last;
 }
 
 int64_t Sequence::unchanged_since(uint64_t version) const {

@@ -1,6 +1,7 @@
 #include "visible.h"
 
-#include <utility>
+#include <algorithm>
+#include <cstring>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -38,20 +39,32 @@ uint64_t visible_of_64(const uint16_t *entries, bool &other) {
 #endif
 }
 
-bool read_row(const uint16_t *entries, int64_t cells, Bits &row) {
-    bool other = false;
-    int64_t whole = cells / 64 * 64;
-    for (int64_t i = 0; i < whole; i += 64) {
-        row.word(static_cast<size_t>(i / 64)) = visible_of_64(entries + i, other);
-    }
-    for (int64_t i = whole; i < cells; ++i) {
-        bool visible = (entries[i] & 0x7fff) == 0;
-        other |= !visible && entries[i] != MINUS_INFINITY;
-        if (visible) {
-            row.add(static_cast<size_t>(i));
+/** Entries that are compared at once. */
+constexpr int64_t PIECE = 4096;
+
+/** Takes over the entries of a row that differ from those before, and whether their cells are visible. Returns whether some did. */
+bool follow_row(const uint16_t *entries, uint16_t *before, int64_t cells, Bits &row, bool &other) {
+    bool changed = false;
+    auto differs = [&](int64_t i, int64_t count) { return memcmp(entries + i, before + i, static_cast<size_t>(count) * sizeof *entries) != 0; };
+    for (int64_t piece = 0; piece < cells; piece += PIECE) {
+        const int64_t end = std::min(piece + PIECE, cells);
+        if (!differs(piece, end - piece)) {
+            continue;
+        }
+        changed = true;
+        for (int64_t i = piece; i < end; i += 64) {
+            uint16_t word[64];
+            const int64_t count = std::min<int64_t>(64, end - i);
+            if (!differs(i, count)) {
+                continue;
+            }
+            std::fill_n(word, 64, MINUS_INFINITY);
+            std::copy_n(entries + i, count, word);
+            std::copy_n(entries + i, count, before + i);
+            row.word(static_cast<size_t>(i / 64)) = visible_of_64(word, other);
         }
     }
-    return !other;
+    return changed;
 }
 
 /** The one cell that `next` has beyond `row`, or −1 where it is not one or where it lacks one of `row`. */
@@ -71,36 +84,47 @@ int32_t cell_added(const Bits &row, const Bits &next) {
 
 }  // namespace
 
-bool split_rows(const ggml_tensor *mask, int rows, int streams, int64_t cells, std::vector<RowGroup> &groups) {
-    groups.clear();
-    for (int s = 0; s < streams; ++s) {
+bool Visible::follow(const ggml_tensor *mask, int rows, int streams, int64_t cells) {
+    const int planes = static_cast<int>(std::min<int64_t>(streams, mask->ne[3]));
+    const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(planes);
+    bool changed = false;
+    if (!is_known_ || rows != rows_of_plane_ || planes != planes_ || cells != cells_) {
+        rows_of_plane_ = rows;
+        planes_ = planes;
+        cells_ = cells;
+        entries_.assign(count * static_cast<size_t>(cells), MINUS_INFINITY);
+        rows_.assign(count, Bits(static_cast<size_t>(cells)));
+        changed = true;
+    }
+    bool other = false;
+    for (int p = 0; p < planes; ++p) {
         for (int r = 0; r < rows; ++r) {
-            const char *at = static_cast<const char *>(mask->data) + static_cast<size_t>(r) * mask->nb[1] +
-                             static_cast<size_t>(s % mask->ne[3]) * mask->nb[3];
-            Bits row(static_cast<size_t>(cells));
-            if (!read_row(reinterpret_cast<const uint16_t *>(at), cells, row)) {
-                return false;
-            }
-            if (r > 0) {
-                RowGroup &group = groups.back();
-                int32_t added = cell_added(group.last, row);
-                if (added >= 0) {
-                    group.rows += 1;
-                    group.last = std::move(row);
-                    group.added.push_back(added);
-                    continue;
-                }
-            }
-            RowGroup group;
-            group.stream = s;
-            group.first_row = r;
-            group.rows = 1;
-            group.first = row;
-            group.last = std::move(row);
-            groups.push_back(std::move(group));
+            const char *at = static_cast<const char *>(mask->data) + static_cast<size_t>(r) * mask->nb[1] + static_cast<size_t>(p) * mask->nb[3];
+            const size_t n = static_cast<size_t>(p * rows + r);
+            uint16_t *before = entries_.data() + n * static_cast<size_t>(cells);
+            changed |= follow_row(reinterpret_cast<const uint16_t *>(at), before, cells, rows_[n], other);
         }
     }
-    return true;
+    is_known_ = !other;
+    return changed;
+}
+
+std::vector<RowGroup> Visible::groups(int streams) const {
+    std::vector<RowGroup> groups;
+    for (int s = 0; s < streams; ++s) {
+        for (int r = 0; r < rows_of_plane_; ++r) {
+            const Bits &row = rows_[static_cast<size_t>(s % planes_ * rows_of_plane_ + r)];
+            const int32_t added = r > 0 ? cell_added(*groups.back().last, row) : -1;
+            if (added >= 0) {
+                groups.back().rows += 1;
+                groups.back().last = &row;
+                groups.back().added.push_back(added);
+            } else {
+                groups.push_back({s, r, 1, &row, &row, {}});
+            }
+        }
+    }
+    return groups;
 }
 
 }  // namespace vanward

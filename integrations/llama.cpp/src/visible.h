@@ -16,15 +16,30 @@ struct RowGroup {
     int first_row = 0;
     int rows = 0;
     /** What the first row sees, and what the last row sees. */
-    Bits first, last;
+    const Bits *first = nullptr, *last = nullptr;
     /** The cells that rows 1 … rows − 1 see and the row before does not. */
     std::vector<int32_t> added;
 };
 
 /**
- * Splits the rows of `mask`, [n_kv, ≥ rows, 1, streams] in float16, into groups. Returns false where the mask holds another number
- * than 0 and −∞: a bias, which is not a matter of visibility.
+ * The rows of a mask, [cells, ≥ rows, 1, planes] in float16. From step to step few entries change: what did not is compared with what it was, and not
+ * read again.
  */
-bool split_rows(const ggml_tensor *mask, int rows, int streams, int64_t cells, std::vector<RowGroup> &groups);
+class Visible {
+  public:
+    /** Follows the mask of a node of so many streams. Returns whether it is another one than before. */
+    bool follow(const ggml_tensor *mask, int rows, int streams, int64_t cells);
+    /** False where the mask holds another number than 0 and −∞: a bias, which is not a matter of visibility. */
+    bool is_known() const { return is_known_; }
+    /** The rows in groups, until they are followed again. */
+    std::vector<RowGroup> groups(int streams) const;
+
+  private:
+    bool is_known_ = false;
+    int rows_of_plane_ = 0, planes_ = 0;
+    int64_t cells_ = 0;
+    std::vector<uint16_t> entries_;
+    std::vector<Bits> rows_;
+};
 
 }  // namespace vanward

@@ -73,22 +73,32 @@ uint64_t print_of_floats(const float *key) {
 
 }  // namespace
 
-const int32_t *Mirror::show(const int32_t *values, size_t count) {
+const int32_t *Mirror::show(const int32_t *values, size_t count) { return show(values, count, std::vector<size_t>{count}); }
+
+const int32_t *Mirror::show(const int32_t *values, size_t length, const std::vector<size_t> &used) {
+    const size_t count = used.size() * length;
     if (there_.size() < count) {
         there_.grow(2 * count);
         here_.clear();
     }
-    size_t first = 0, end = count;
-    if (here_.size() == count) {
-        first = static_cast<size_t>(std::mismatch(here_.begin(), here_.end(), values).first - here_.begin());
-        while (end > first && here_[end - 1] == values[end - 1]) {
-            --end;
+    if (here_.size() != count || used_.size() != used.size()) {
+        here_.assign(values, values + count);
+        there_.put(0, values, count);
+    } else {
+        for (size_t row = 0; row < used.size(); ++row) {
+            int32_t *before = here_.data() + row * length;
+            const int32_t *now = values + row * length, *past = now + std::max(used[row], used_[row]);
+            const int32_t *first = std::mismatch(now, past, before).first;
+            while (past > first && past[-1] == before[past - 1 - now]) {
+                --past;
+            }
+            if (first < past) {
+                std::copy(first, past, before + (first - now));
+                there_.put(row * length + static_cast<size_t>(first - now), first, static_cast<size_t>(past - first));
+            }
         }
     }
-    if (first < end) {
-        here_.assign(values, values + count);
-        there_.put(first, values + first, end - first);
-    }
+    used_ = used;
     return there_.data();
 }
 
@@ -284,13 +294,15 @@ bool Wrapper::make_plans() {
             }
         }
         if (i == plans_.size()) {
-            plans_.push_back({cache, node, {}, {}, {}, {}, {}});
+            plans_.push_back({cache, node, {}, {}, {}, {}, false, {}});
         }
         cut.plan = i;
         std::lock_guard<std::mutex> guard(cache->mutex);
         cut.layer = &cache->layer(node.keys);
         if (attention_->is_sparse(*cut.layer)) {
             plans_[i].sparse_layers.push_back(cut.layer);
+        } else {
+            plans_[i].has_dense_layers = true;
         }
         if (gpu_.is_host()) {
             for (const ggml_tensor *tensor : {node.keys, node.values, static_cast<const ggml_tensor *>(node.out), node.sinks}) {
@@ -329,14 +341,15 @@ bool Wrapper::lay_out(Plan &plan) {
         }
         return begin;
     };
-    auto show = [&](const int32_t *values, size_t count) {
+    auto next = [&]() -> Mirror & {
         if (mirrors_used_ == mirrors_.size()) {
             mirrors_.emplace_back(*memory_);
         }
-        return mirrors_[mirrors_used_++].show(values, count);
+        return mirrors_[mirrors_used_++];
     };
+    auto show = [&](const int32_t *values, size_t count) { return next().show(values, count); };
     for (bool sparse : {true, false}) {
-        if (sparse && plan.sparse_layers.empty()) {
+        if (sparse ? plan.sparse_layers.empty() : !plan.has_dense_layers) {
             continue;
         }
         std::vector<Batch> &batches = sparse ? plan.sparse : plan.dense;
@@ -345,7 +358,8 @@ bool Wrapper::lay_out(Plan &plan) {
             attention_->lay_out(node, *plan.cache, batch, begin_of);
             const size_t count = batch.groups.size();
             batch.at.lens = show(batch.lens.data(), count);
-            batch.at.table = batch.table == nullptr ? nullptr : show(batch.table, count * static_cast<size_t>(batch.longest));
+            const std::vector<size_t> used(batch.lens.begin(), batch.lens.end());
+            batch.at.table = batch.table == nullptr ? nullptr : next().show(batch.table, static_cast<size_t>(batch.longest), used);
             if (batch.sparse) {
                 batch.at.begins = show(batch.begins.data(), count);
                 batch.at.budgets = show(batch.budgets.data(), count);

@@ -16,10 +16,13 @@ class Mirror {
   public:
     explicit Mirror(Memory &memory) : there_(memory) {}
     const int32_t *show(const int32_t *values, size_t count);
+    /** Rows of `length` integers, of each of which the first `used` may differ from those of another step, and the others never do. */
+    const int32_t *show(const int32_t *values, size_t length, const std::vector<size_t> &used);
 
   private:
     Array<int32_t> there_;
     std::vector<int32_t> here_;
+    std::vector<size_t> used_;
 };
 
 /** What one context computes with. ggml calls it from one thread at a time. */
@@ -42,6 +45,7 @@ class Wrapper {
         std::vector<Placed> placed;
         std::vector<Batch> sparse, dense;
         std::vector<Layer *> sparse_layers;
+        bool has_dense_layers;
         std::vector<int64_t> begins;  ///< of each placed sequence
     };
     /** An attention that Vanward computes. */

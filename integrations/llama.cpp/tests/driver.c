@@ -645,12 +645,16 @@ int main(int argc, char **argv) {
     ggml_log_set(on_log, NULL);
     llama_log_set(on_log, NULL);
     struct model_params parameters = llama_model_default_params();
-    void *devices[2] = {NULL, NULL};
+    void *devices[17] = {NULL};
     if (device_name != NULL) {
-        devices[0] = ggml_backend_dev_by_name(device_name);
-        if (devices[0] == NULL) {
-            fail("device=NAME: there is none of that name");
+        char *names = strdup(device_name);
+        int known = 0;
+        for (char *name = strtok(names, ","); name != NULL; name = strtok(NULL, ",")) {
+            if (known == 16 || (devices[known++] = ggml_backend_dev_by_name(name)) == NULL) {
+                fail("device=NAME,…: there is none of that name, or there are more than 16");
+            }
         }
+        free(names);
         parameters.devices = devices;
     }
     if (strcmp(argv[6], "memory") == 0) {

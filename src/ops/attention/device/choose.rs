@@ -4,7 +4,7 @@
 //! is added there does not compile until every variant says whether it takes it.
 
 use super::params::Params;
-use super::plan::{Element, Job, Rows, Sizes, TILE, Width, is_copied_by_16, values_are_keys};
+use super::plan::{Element, Job, Rows, Sizes, TILE, WARP_ROWS, Width, is_copied_by_16, values_are_keys};
 use super::{decode128, int4_128, mla16, mla64, verify128};
 use crate::core::dtype::DType;
 use crate::ops::int4::Int4Kv;
@@ -90,6 +90,8 @@ pub struct Options {
     pub near_strides: bool,
     /// 16 tokens always lie side by side.
     pub whole_tiles: bool,
+    /// 16 tokens follow each other in a sequence, and lie where a page table says.
+    pub paged_tiles: bool,
     /// The rows are those of a draft tree.
     pub tree: bool,
     /// Some tokens are coded in INT4.
@@ -142,10 +144,19 @@ impl Options {
             rows_of_16_bytes: [q, k, v].into_iter().all(is_copied_by_16),
             near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
             whole_tiles: 1 << params.log_granule == TILE,
+            paged_tiles: has_paged_tiles(job, params),
             tree: problem.tree.is_some(),
             int4: problem.int4.map(|int4| Int4::of(int4, k.dtype)),
         }
     }
+}
+
+fn has_paged_tiles(job: &Job, params: &Params) -> bool {
+    let block = params.block.value;
+    params.slots.data.is_null()
+        && !params.table.data.is_null()
+        && (job.list.is_none() || block.is_multiple_of(TILE))
+        && params.unit_tokens.is_multiple_of(TILE)
 }
 
 const NO_INT4: &str = "it takes no tokens in INT4";
@@ -183,6 +194,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
+        paged_tiles,
         tree,
         int4,
     } = *options;
@@ -203,7 +215,10 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         .unless(!device.runs_decode128, "it needs compute capability 9.0")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
-        .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
+        .unless(
+            !whole_tiles && !paged_tiles,
+            "blocks have to be whole tiles of 16 tokens, pages, too, where slots name them",
+        )
         .unless(scales_per_token, "it takes no scale per token")
         .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
         .unless(sizes.lists >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists")
@@ -211,11 +226,13 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 }
 
 /// Whether all tokens of all sequences are read, and are so many that verify128 reads them fastest whatever the number of rows. Where they
-/// are more still, the device's power is the limit, and mma takes less of it.
+/// are more still, the device's power is the limit, and mma takes less of it. Where pages end within tiles, mma is faster up to
+/// eight rows, which one of its warps attends for.
 fn reads_most(sizes: &Sizes, options: &Options) -> bool {
     let tokens = sizes.lists.saturating_mul(sizes.list_tokens);
     let is_long = sizes.list_tokens >= verify128::LONG_TOKENS;
-    !options.lists && !options.window && is_long && verify128::DENSE_TOKENS.contains(&tokens)
+    let is_mmas = !options.whole_tiles && sizes.rows <= WARP_ROWS;
+    !options.lists && !options.window && is_long && !is_mmas && verify128::DENSE_TOKENS.contains(&tokens)
 }
 
 fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -238,6 +255,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
+        paged_tiles: _,
         tree,
         int4,
     } = *options;
@@ -297,6 +315,7 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
+        paged_tiles: _,
         tree,
         int4,
     } = *options;
@@ -332,6 +351,7 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
+        paged_tiles: _,
         tree,
         int4,
     } = *options;
@@ -366,6 +386,7 @@ fn fit_general(options: &Options) -> Fit {
         rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles: _,
+        paged_tiles: _,
         tree: _,
         int4: _,
     } = *options;
@@ -392,6 +413,7 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
+        paged_tiles: _,
         tree,
         int4,
     } = *options;
@@ -459,6 +481,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
+        paged_tiles: _,
         tree,
         int4,
     } = *options;

@@ -39,6 +39,7 @@ const NOTHING: Options = Options {
     rows_of_16_bytes: true,
     near_strides: true,
     whole_tiles: true,
+    paged_tiles: false,
     tree: false,
     int4: None,
 };
@@ -61,6 +62,7 @@ fn heads_of_128_channels_in_whole_tiles_take_decode128() {
     assert_eq!(of(Sizes { rows: 17, ..SIZES }, Options { partials: true, ..NOTHING }), Variant::Mma);
     assert_eq!(of(Sizes { dim: 120, ..SIZES }, NOTHING), Variant::Mma);
     assert_eq!(of(SIZES, Options { whole_tiles: false, ..NOTHING }), Variant::Mma);
+    assert_eq!(of(SIZES, Options { whole_tiles: false, paged_tiles: true, ..NOTHING }), Variant::Decode128);
     assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }), Variant::Mma);
     assert_eq!(of(SIZES, Options { rows_of_16_bytes: false, ..NOTHING }), Variant::General);
     assert_eq!(of(Sizes { element: None, ..SIZES }, NOTHING), Variant::General);
@@ -150,6 +152,11 @@ fn dense_attention_to_very_many_tokens_takes_verify128() {
     assert_eq!(chosen(&H200, &long, &NOTHING), Variant::Decode128);
     assert_eq!(chosen(&H200, &long, &Options { window: true, ..dense }), Variant::Decode128);
     assert_eq!(chosen(&H200, &Sizes { element: Some(Element::Fp8), ..long }, &dense), Variant::Decode128);
+    let of_cells = |rows| {
+        let options = Options { whole_tiles: false, paged_tiles: true, ..dense };
+        chosen(&H200, &Sizes { rows, ..sizes(32, 1 << 15) }, &options)
+    };
+    assert_eq!((of_cells(8), of_cells(9)), (Variant::Mma, Variant::Verify128));
     assert_eq!(chosen(&Device { runs_verify128: false, ..H200 }, &long, &dense), Variant::Decode128);
 }
 
