@@ -593,7 +593,7 @@ impl<'b> World<'b> {
             let [repaired, joined] = if self.backend.is_cuda() { [4e-3; 2] } else { [0.0, 2e-4] };
             let repairs = matches!(layer, BY_SCORES | FORESEEN) && positions == 1;
             for at in indices(&out.shape) {
-                let at: [usize; 4] = at.try_into().unwrap();
+                let at: [usize; 4] = (*at).try_into().unwrap();
                 let tolerance = match dense[at[0]] > 0 {
                     true => joined,
                     false if repairs => repaired,
