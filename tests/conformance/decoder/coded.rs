@@ -589,8 +589,8 @@ impl<'b> World<'b> {
                 }
             }
             // Weights of values are rounded, relative to the largest of those that are attended together: 16 bits on the CPU, float16 on
-            // CUDA. Another order of blocks rounds others.
-            let [repaired, joined] = if self.backend.is_cuda() { [4e-3; 2] } else { [0.0, 2e-4] };
+            // CUDA. Another order of blocks rounds others: by half a unit of bfloat16, of values up to some 4.
+            let [repaired, joined] = if self.backend.is_cuda() { [1e-2; 2] } else { [0.0, 2e-4] };
             let repairs = matches!(layer, BY_SCORES | FORESEEN) && positions == 1;
             for at in indices(&out.shape) {
                 let at: [usize; 4] = (*at).try_into().unwrap();
