@@ -3757,7 +3757,8 @@ vwd_status vwd_decoder_accept(const vwd_decoder *decoder,
                               vwd_stream stream);
 
 /**
- * Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
+ * Forgets what is known of the drafts and scores of some sequences, and the sums of options->remainder, for numbers that new sequences get, forks
+ * among them.
  *
  * args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
  *

@@ -1581,7 +1581,8 @@ captured. Calls on one decoder are ordered by the caller. Tensors are borrowed u
 not written.
 Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
 """,
-    "vwd_decoder_reset": """Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
+    "vwd_decoder_reset": """Forgets what is known of the drafts and scores of some sequences, and the sums of options->remainder, for numbers that new sequences get, forks
+among them.
 
 sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
 
