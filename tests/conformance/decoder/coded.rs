@@ -656,7 +656,7 @@ fn take_rows(out: &mut Array<f64>, from: &Array<f64>, takes: impl Fn(usize) -> b
 
 fn decoder_on_a_cache_in_int4_attends_what_single_calls_attend(backend: &Backend) {
     let (mut entries, mut misses, mut evictions) = ([0; 2], 0, 0);
-    let operations = backend.times(80).max(25);
+    let operations = backend.times(80).max(15);
     rounds(backend.times(10).max(4) as u64, |rng| {
         let dtype = rng.pick(&[F32, F16, BF16]);
         let kinds = Kinds {
