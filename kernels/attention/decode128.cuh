@@ -3,7 +3,8 @@
 //
 //   out = Σ softmax(scale · q · k) v over a list of blocks, or over everything, of up to 16 rows (query heads and positions of a KV head)
 //
-// Runs where blocks are whole tiles of 16 tokens, whose tokens lie side by side or where a page table says, strides fit in 32 bits, and FP8 has no scale per token: src/ops/attention/device/choose.rs.
+// Runs where blocks are whole tiles of 16 tokens, which lie side by side or where a page table says, strides fit in 32 bits, and FP8 has no scale
+// per token: src/ops/attention/device/choose.rs.
 // Kernels attention_decode128_<type>_4 and _8 take up to four and eight rows (decode128_rows8.cuh), _16 nine to sixteen (decode128_rows16.cuh).
 //
 // Bytes: each key and value once, 4 · D a token of 16 bits. As many CTAs take a work item as have a multiprocessor each. What does not depend
