@@ -39,6 +39,7 @@ CAPABILITY = {"9.0": 90, "8.0": 80}
 # What an emulated device has not: work that still runs when a call has returned, or beside another call's; the time to do so much.
 NOT_HERE = {
     "attention_ends_though_its_contents_change",
+    "decoder_on_a_cache_gives_the_same_whenever_its_copies_run",
     "sample_ends_though_its_contents_change",
     "pinned_memory_is_reused_after_its_stream_has_passed",
     "selections_of_1000_replays_are_the_same_bits",
