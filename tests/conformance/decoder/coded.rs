@@ -588,9 +588,13 @@ impl<'b> World<'b> {
                     self.past[self.sequences[n].number] = selected[i].clone();
                 }
             }
-            // On the CPU another order of blocks rounds weights of values in another way. On CUDA the kernel of INT4 rounds rotated queries to
-            // float16, or to fewer bits, whatever their type; the general one, which has partials and dense rows, does not.
-            let [repaired, joined] = if self.backend.is_cuda() { [3e-2; 2] } else { [0.0, 2e-4] };
+            // On the CPU another order of blocks rounds weights of values in another way. On CUDA the kernel of INT4 for 128 channels of 16 bits rounds
+            // rotated queries to float16, or to fewer bits; the general one, which has the partials that are repaired, does not.
+            let rounds_queries = self.kinds.dims == [128, 128] && self.kinds.dtype.bits == 16;
+            let [repaired, joined] = match self.backend.is_cuda() {
+                false => [0.0, 2e-4],
+                true => [if rounds_queries { 3e-2 } else { 4e-3 }, 4e-3],
+            };
             let repairs = matches!(layer, BY_SCORES | FORESEEN) && positions == 1;
             for at in indices(&out.shape) {
                 let at: [usize; 4] = (*at).try_into().unwrap();
