@@ -42,7 +42,7 @@ struct Rows16Queries {
     __device__ void request() const {
         request_query<Type>(p, to + threadIdx.x / CHUNKS * QUERY_PITCH + threadIdx.x % CHUNKS * 16, from);
         if (is_wide<Type>(p)) return arrival().expect(0);
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&arrival())) : "memory");
+        arrive_after_copies(shared_address(&arrival()));
     }
     template <typename Compute>
     __device__ void to_registers(Compute &compute) const {
