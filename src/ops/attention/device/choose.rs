@@ -226,8 +226,8 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 }
 
 /// Whether all tokens of all sequences are read, and are so many that verify128 reads them fastest whatever the number of rows. Where they
-/// are more still, the device's power is the limit, and mma takes less of it. Where pages end within tiles, mma is faster up to
-/// eight rows, which one of its warps attends for.
+/// are more still, the device's power is the limit, and mma takes less of it. Where pages end within tiles, mma was faster for
+/// four rows and slower for sixteen; one of its warps attends for up to eight.
 fn reads_most(sizes: &Sizes, options: &Options) -> bool {
     let tokens = sizes.lists.saturating_mul(sizes.list_tokens);
     let is_long = sizes.list_tokens >= verify128::LONG_TOKENS;
