@@ -202,6 +202,14 @@ func idle(s *Server) bool {
 	return s.metrics.running == 0 && s.metrics.counters.Sequences == 0 && s.loop.queued.Load() == 0
 }
 
+// occupied says whether so many requests run and wait. What a test counts on must last: "slow" and "doomed" have answers of 133 and 62
+// tokens, of which a step makes two.
+func occupied(s *Server, running int, waiting int64) bool {
+	s.metrics.mu.Lock()
+	defer s.metrics.mu.Unlock()
+	return s.metrics.running == running && s.loop.queued.Load() == waiting
+}
+
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Second); !holds(); time.Sleep(time.Millisecond) {
@@ -298,16 +306,15 @@ func TestFullQueueIsRefusedAtOnce(t *testing.T) {
 	s, url := start(t, newFake(1, 20*time.Millisecond), Options{Queue: 2})
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	for range 3 { // one runs, two wait
+	for waiting := range int64(3) {
 		go func() {
-			request, _ := http.NewRequestWithContext(ctx, "POST", url+"/v1/completions", strings.NewReader(`{"prompt": "long", "max_tokens": 400}`))
+			request, _ := http.NewRequestWithContext(ctx, "POST", url+"/v1/completions", strings.NewReader(`{"prompt": "slow", "max_tokens": 400}`))
 			if response, err := http.DefaultClient.Do(request); err == nil {
 				response.Body.Close()
 			}
 		}()
-		time.Sleep(60 * time.Millisecond)
+		eventually(t, "one runs, the others wait", func() bool { return occupied(s, 1, waiting) })
 	}
-	eventually(t, "two wait", func() bool { return s.loop.queued.Load() == 2 })
 	response, err := http.Post(url+"/v1/completions", "", strings.NewReader(`{"prompt": "one more"}`))
 	if err != nil {
 		t.Fatal(err)
@@ -400,17 +407,16 @@ func TestAnswerMayTakeLongerThanTheBodyHad(t *testing.T) {
 }
 
 func TestDrainFinishesWhatRunsAndRefusesTheRest(t *testing.T) {
-	engine := newFake(1, 2*time.Millisecond)
+	engine := newFake(1, 10*time.Millisecond)
 	s, url := start(t, engine, Options{})
 	answers := make(chan int, 2)
-	for _, prompt := range []string{"first", "second"} { // the second waits behind the first
+	for waiting, prompt := range []string{"slow", "doomed"} { // the second waits behind the first
 		go func() {
 			status, _ := post(t, url+"/v1/completions", fmt.Sprintf(`{"prompt": %q, "max_tokens": 60}`, prompt))
 			answers <- status
 		}()
-		eventually(t, prompt+" has arrived", func() bool { s.metrics.mu.Lock(); defer s.metrics.mu.Unlock(); return s.metrics.running == 1 })
+		eventually(t, prompt+" has arrived", func() bool { return occupied(s, 1, int64(waiting)) })
 	}
-	eventually(t, "the second waits", func() bool { return s.loop.queued.Load() == 1 })
 	s.Drain(context.Background())
 	if a, b := <-answers, <-answers; a+b != 200+503 {
 		t.Errorf("statuses %d and %d; expected 200 for the first and 503 for the second", a, b)
@@ -444,7 +450,7 @@ func TestDrainEndsWhatRunsAtItsDeadline(t *testing.T) {
 }
 
 func TestFailedEngineEndsEveryRequest(t *testing.T) {
-	engine := newFake(1, time.Millisecond)
+	engine := newFake(1, 10*time.Millisecond)
 	s, url := start(t, engine, Options{})
 	answers := make(chan int, 3)
 	for range 3 {
@@ -453,7 +459,7 @@ func TestFailedEngineEndsEveryRequest(t *testing.T) {
 			answers <- status
 		}()
 	}
-	eventually(t, "all have arrived", func() bool { return s.loop.queued.Load() == 2 })
+	eventually(t, "all have arrived", func() bool { return occupied(s, 1, 2) })
 	engine.fail.Store(true)
 	for range 3 {
 		if status := <-answers; status != 500 {
