@@ -211,15 +211,15 @@ void Attention::lay_tables(const Node &node, Cache &cache, Batch &batch) {
 void Attention::make_room(const Node &node, const Cache &cache, Layer &layer) const {
     if (layer.pages < cache.page_count()) {
         const size_t row = static_cast<size_t>(node.kv_heads * node.head_dim), rows = static_cast<size_t>(cache.page_count() * PAGE_BLOCKS);
-        layer.first.grow(rows * row * (options.method == Method::axis ? 2 : 1));
-        layer.second.grow(options.method == Method::axis ? 0 : rows * row);
+        layer.first.grow(rows * row * (options.method_on(on_gpu()) == Method::axis ? 2 : 1));
+        layer.second.grow(options.method_on(on_gpu()) == Method::axis ? 0 : rows * row);
         layer.pages = cache.page_count();
     }
 }
 
 vwd_index Attention::index_of(const Node &node, const Layer &layer, const Batch &batch) const {
     vwd_index index = VWD_INDEX_INIT;
-    const bool is_axis = options.method == Method::axis;
+    const bool is_axis = options.method_on(on_gpu()) == Method::axis;
     const int64_t dim = node.head_dim * (is_axis ? 2 : 1), heads = node.kv_heads;
     auto summaries = [&](const Array<uint16_t> &data) {
         return view(data.data(), layer.type, {layer.pages, PAGE_BLOCKS, heads, dim}, {PAGE_BLOCKS * heads * dim, heads * dim, dim, 1});
@@ -302,7 +302,7 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
         ids_.grow(static_cast<size_t>(count * node.kv_heads * cap));
         counts_.grow(static_cast<size_t>(count * node.kv_heads));
         vwd_select_blocks_args select = VWD_SELECT_BLOCKS_ARGS_INIT;
-        select.method = options.method == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
+        select.method = options.method_on(on_gpu()) == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
         select.block_size = static_cast<uint32_t>(block_);
         select.k = static_cast<uint32_t>(cap);
         select.init_blocks = static_cast<uint32_t>(std::min(INIT_BLOCKS, cap));

@@ -106,7 +106,7 @@ void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_se
 
         // Summaries: made at once of all keys, they have the bits of those that were kept.
         const int64_t blocks = blocks_of(tokens);
-        const int64_t row = node.kv_heads * node.head_dim * (options.method == Method::axis ? 2 : 1);
+        const int64_t row = node.kv_heads * node.head_dim * (options.method_on(on_gpu()) == Method::axis ? 2 : 1);
         if (batch.sparse) {
             const int64_t pages = (blocks + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
             std::vector<int32_t> lens = {static_cast<int32_t>(tokens)}, order;
@@ -116,7 +116,7 @@ void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_se
             Layer fresh(layer.tensor, memory_);
             fresh.pages = pages;
             fresh.first.grow(static_cast<size_t>(pages * PAGE_BLOCKS * row));
-            fresh.second.grow(options.method == Method::axis ? 0 : fresh.first.size());
+            fresh.second.grow(options.method_on(on_gpu()) == Method::axis ? 0 : fresh.first.size());
             Batch alone = batch;
             alone.groups = {group};
             Array<int32_t> all(memory_);

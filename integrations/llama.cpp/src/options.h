@@ -7,13 +7,14 @@
 
 namespace vanward {
 
-enum class Method { minmax, axis };
+enum class Method { unset, minmax, axis };
 
 struct Options {
     bool enabled = true;
     /** Whether blocks are selected; otherwise every visible token is attended to. */
     bool sparse = true;
-    Method method = Method::minmax;
+    /** How blocks are scored; unset: what suits the device. */
+    Method method = Method::unset;
     /** Tokens of a block; 0: what suits the device. */
     int block = 0;
     /** The budget: a number of tokens, or else a share of the visible tokens. */
@@ -37,6 +38,7 @@ struct Options {
     bool check = false;
 
     int block_on(bool gpu) const { return block > 0 ? block : gpu ? 64 : 16; }
+    Method method_on(bool gpu) const { return method != Method::unset ? method : gpu ? Method::minmax : Method::axis; }
     int64_t dense_below_on(bool gpu) const { return dense_below >= 0 ? dense_below : gpu ? 8192 : 4096; }
 
     bool is_dense(int layer) const {

@@ -11,6 +11,7 @@ tokens whose logit is .3 ahead of the next in stock.
     depth=7000 count=128 threads=2 variants=stock,dense,'minmax 25%'          wall time on two threads, of a machine that does nothing else
     depth=2048 count=128 variants='stock,below the threshold'                 what the library costs where it takes nothing
     depth=4096 count=2000 step=50 variants='stock,dense,every block,minmax 50%,minmax 25%,axis 25%'       quality
+    depth=4096 count=800 step=50 variants='stock,dense,minmax 25%,minmax 25% by 32,axis 25%'              and by the size of blocks
 """
 
 import os
@@ -28,9 +29,12 @@ VARIANTS = {
     "below the threshold": {"VANWARD_GGML_DENSE_BELOW": "1000000"},
     "dense": {"VANWARD_GGML_STRATEGY": "dense"},
     "every block": {"VANWARD_GGML_BUDGET": "100%"},
-    "minmax 50%": {"VANWARD_GGML_BUDGET": "50%"},
-    "minmax 25%": {"VANWARD_GGML_BUDGET": "25%"},
-    "axis 25%": {"VANWARD_GGML_BUDGET": "25%", "VANWARD_GGML_METHOD": "axis"},
+    **{
+        f"{method} {budget}{f' by {block}' if block else ''}": {
+            "VANWARD_GGML_METHOD": method, "VANWARD_GGML_BUDGET": budget, **({"VANWARD_GGML_BLOCK": str(block)} if block else {})
+        }
+        for method in ["minmax", "axis"] for budget in ["12%", "25%", "33%", "50%"] for block in [0, 32, 64]
+    },
 }
 USUAL = ["stock", "dense", "minmax 50%", "minmax 25%", "axis 25%"]
 

@@ -142,7 +142,7 @@ impl Kernel for Products<'_> {
                             continue;
                         };
                         for part in 0..2 {
-                            unpack(self.axes, self.order, [page, row, g], part, &mut blocks.parts[n][part]);
+                            unpack::<L>(self.axes, self.order, [page, row, g], part, &mut blocks.parts[n][part]);
                         }
                         (blocks.places[n], blocks.seen_from[n]) = (j % CHUNK, seeing.start);
                     }

@@ -104,7 +104,7 @@ impl Kernel for Masses<'_> {
                     }
                     let is_listed = next < listed && left.r.selected.id(at, next) as usize == j;
                     if let Some([page, in_page]) = queries.index.row(i, j).filter(|_| !is_listed) {
-                        few.add(&left, [page, in_page, g], j - first);
+                        few.add::<L>(&left, [page, in_page, g], j - first);
                         if few.count == STEP {
                             few.multiply::<L>(&left, row, products);
                         }
@@ -150,10 +150,10 @@ impl Few {
     /// # Safety
     /// `at` is a row of the index, which is valid; there is room.
     #[inline(always)]
-    unsafe fn add(&mut self, left: &Left, at: [usize; 3], place: usize) {
+    unsafe fn add<L: Lanes>(&mut self, left: &Left, at: [usize; 3], place: usize) {
         for part in 0..2 {
             // SAFETY: says the caller.
-            unsafe { unpack(left.axes, left.order, at, part, &mut self.parts[self.count][part]) };
+            unsafe { unpack::<L>(left.axes, left.order, at, part, &mut self.parts[self.count][part]) };
         }
         self.places[self.count] = place;
         self.count += 1;

@@ -3,7 +3,7 @@
 use crate::core::dtype::Float;
 use crate::core::tensor::Tensor;
 use crate::ops::index::{Axes, GROUP};
-use crate::ops::simd::LANES;
+use crate::ops::simd::{self, LANES, Lanes};
 use crate::ops::views::MAX_DIM;
 use crate::with_float;
 use half::f16;
@@ -42,14 +42,16 @@ pub const MOST: usize = MAX_DIM + 2 * LANES;
 /// # Safety
 /// `at` is a row of the tensors, which are valid.
 #[inline(always)]
-pub unsafe fn unpack(axes: &Axes, order: Order, at: [usize; 3], part: usize, to: &mut [f32; MOST]) {
+pub unsafe fn unpack<L: Lanes>(axes: &Axes, order: Order, at: [usize; 3], part: usize, to: &mut [f32; MOST]) {
     let (range, axes, dim) = (&axes.range, &axes.axes, order.dim);
     // SAFETY: forwarded to the caller.
     unsafe {
         let Some(range) = range else {
             return with_float!(axes.dtype, T => {
-                for (c, to) in to[..dim].iter_mut().enumerate() {
-                    *to = axes.get::<T, 4>([at[0], at[1], at[2], part * dim + c]).to_f32();
+                let row = axes.row::<T, 3>(at);
+                match row.packed() {
+                    Some(first) => simd::widen::<L, T>(first.add(part * dim), 1.0, &mut to[..dim]),
+                    None => to[..dim].iter_mut().enumerate().for_each(|(c, to)| *to = row.get(part * dim + c).to_f32()),
                 }
             });
         };
