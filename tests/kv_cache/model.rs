@@ -129,7 +129,7 @@ pub const SHAPES: [Shape; 9] = [
     },
     Shape {
         layers: 1,
-        heads: 3,
+        heads: 1,
         block: 48,
         dims: [256, 128],
         dtype: F16,
@@ -138,7 +138,7 @@ pub const SHAPES: [Shape; 9] = [
         decoded: true,
         sequences: 4,
         blocks: 30,
-        slots: &[30],
+        slots: &[10],
     },
     Shape {
         layers: 1,
@@ -231,7 +231,7 @@ fn content(shape: &Shape, token: u64, layer: usize, head: usize, part: usize) ->
         y ^ y >> 27
     };
     if shape.coded {
-        return (0..shape.dims[part]).flat_map(|_| codes::number(shape.dtype, next())).collect();
+        return codes::row(shape, part, next);
     }
     let bytes = shape.parts()[part];
     (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(bytes).collect()
