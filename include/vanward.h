@@ -2056,9 +2056,18 @@ typedef void (*vwd_progress)(void *progress_context, uint64_t done, uint64_t tot
 
 /**
  * `coding` of `vwd_kv_cache_options`: blocks are coded in INT4 once they are whole, as `vwd_kv_quantize` codes them, and lie so on the host
- * and in slots. The first block of a sequence and those in its tail lie as they were appended.
+ * and, if `slot_coding` does not decode them, in slots. The first block of a sequence and those in its tail lie as they were appended.
  */
 #define VWD_CODING_INT4 1
+
+/** `slot_coding` of `vwd_kv_cache_options`: a block lies in the slot that it is fetched into as on the host. */
+#define VWD_SLOTS_AS_STORED 0
+
+/**
+ * `slot_coding` of `vwd_kv_cache_options`: codes are decoded as they arrive. All slots hold keys and values of the cache's dtype, which are
+ * attended as those of a cache that codes nothing.
+ */
+#define VWD_SLOTS_DECODED 1
 
 /** Options of `vwd_kv_cache_create`. A size without a default must be at least 1. */
 typedef struct {
@@ -2107,20 +2116,25 @@ typedef struct {
    * that is not a finite number above 0 counts as 1. Read during the call.
    */
   const float *weights;
+  /** VWD_SLOTS_AS_STORED, or with VWD_CODING_INT4 VWD_SLOTS_DECODED. */
+  uint32_t slot_coding;
+  /** Must be 0. */
+  uint32_t reserved;
 } vwd_kv_cache_options;
 #define VWD_KV_CACHE_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_kv_cache_options), /* flags */ 0, /* layers */ 0, /* kv_heads */ 0, \
    /* block_size */ 0, /* key_dim */ 0, /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, \
    /* token_scales */ 0, /* max_sequences */ 0, /* max_blocks */ 0, /* host_blocks */ 0, /* slots */ 0, /* hold */ 0, \
-   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL, /* coding */ 0, /* weights */ NULL}
+   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL, /* coding */ 0, /* weights */ NULL, \
+   /* slot_coding */ 0, /* reserved */ 0}
 
 /** The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created. */
 typedef struct {
   uint32_t struct_size;
   uint32_t flags;
   /**
-   * Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. With VWD_CODING_INT4
-   * their codes, and the mean key.
+   * Bytes of a run in host memory: the keys, values and scales of one block of one KV head of one layer, one after the other. With
+   * VWD_CODING_INT4 their codes, and the mean key.
    */
   uint64_t run_bytes;
   /** Bytes of pinned host memory, from the session. */
@@ -2131,25 +2145,27 @@ typedef struct {
   uint64_t total_slots;
   /** Largest selection that a resolve of any layer may name: the entries of all lists of a call together. */
   uint64_t largest_selection;
+  /** Bytes of a slot that blocks are fetched into: run_bytes, or with VWD_SLOTS_DECODED those of the keys and values that codes stand for. */
+  uint64_t slot_bytes;
 } vwd_kv_cache_sizes;
 #define VWD_KV_CACHE_SIZES_INIT \
   {/* struct_size */ sizeof(vwd_kv_cache_sizes), /* flags */ 0, /* run_bytes */ 0, /* host_bytes */ 0, \
-   /* device_bytes */ 0, /* total_slots */ 0, /* largest_selection */ 0}
+   /* device_bytes */ 0, /* total_slots */ 0, /* largest_selection */ 0, /* slot_bytes */ 0}
 
 /**
  * Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
  *
- * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
- *                        the tails alone, n slots; slots from n on name the pages of the codes.
+ * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 and
+ *                        VWD_SLOTS_AS_STORED those of the tails alone, n slots; slots from n on name the pages of the codes.
  * k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
  * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
  *                        for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
  * tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
  * tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
  *                        a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
- * int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
- *                        slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
- *                        if the options had none.
+ * int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means  With VWD_CODING_INT4 and VWD_SLOTS_AS_STORED, else absent: what `vwd_int4_kv`
+ *                        takes beside the slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k.
+ * weights  [Hk, D]       Those of `vwd_int4_kv`, with VWD_CODING_INT4; absent if the options had none.
  */
 typedef struct {
   uint32_t struct_size;
@@ -2268,8 +2284,9 @@ typedef struct {
  * that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
  * and fetch bring it back when a list names it. Forks share whole blocks, which never change.
  *
- * With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
- * a sequence is not coded: it has a slot of its own for each KV head, where it is always resident, and each fork has a copy.
+ * With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail; with
+ * VWD_SLOTS_DECODED they name what the codes stand for, rounded to the dtype. The first block of a sequence is not coded: it has a slot of
+ * its own for each KV head, where it is always resident, and each fork has a copy.
  */
 typedef struct vwd_kv_cache vwd_kv_cache;
 
@@ -3556,7 +3573,8 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  * a dense step of several positions, share that among the tokens that are accepted.
  *
  * With VWD_CODING_INT4 of the cache every strategy, and every dense row, attends a sequence's first block and its tail as they were appended,
- * and the codes of the blocks between. VANWARD gives the results of SERIAL over the same codes.
+ * and the codes of the blocks between, or what these stand for with VWD_SLOTS_DECODED; its dense rows read codes in any case. VANWARD gives
+ * the results of SERIAL over the same codes.
  *
  * Blocks and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

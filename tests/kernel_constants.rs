@@ -67,6 +67,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("kv/cuda/mod.rs", "APPEND_WARPS", "cache/append.cu", "WARPS"),
     ("kv/cuda/mod.rs", "FETCH_THREADS", "cache/copies.cu", "FETCH_THREADS"),
     ("kv/cuda/mod.rs", "FETCH_ROOM", "cache/copies.cu", "FETCH_WARPS * STAGES * PIECE"),
+    ("kv/cuda/mod.rs", "DECODE_THREADS", "cache/coded.cu", "DECODE_THREADS"),
     ("kv/cuda/mod.rs", "WRITE_THREADS", "cache/copies.cu", "WRITE_THREADS"),
     ("kv/cuda/mod.rs", "SEQUENCE_THREADS", "cache/sequences.cu", "THREADS"),
     ("kv/cuda/params.rs", "MOST_BLOCKS", "cache/params.cuh", "MOST"),

@@ -6,7 +6,8 @@ The layers are those of layer.py, at 131,072 tokens and a budget of 4096 (1/32 o
 its blocks. Steps follow each other in one CUDA graph, each with queries of its own, which the layer's attention takes instead of those that its
 products give. `resident` is SERIAL on keys and values in device memory, with the same tokens and queries. GPU time of one layer, microseconds, medians;
 `mib` and `missed` are what a layer copies in a step, and the share of the named blocks that were not in a slot. SPARDA and ASYNC_TLS attend
-lists of their own; VANWARD attends SERIAL's. `coding`: of the cache's blocks. In int4 the cache has as many slots, of a quarter of the bytes.
+lists of their own; VANWARD attends SERIAL's. `coding`: of the cache's blocks. In int4 the cache has as many slots, of a quarter of the bytes; in
+int4_decoded slots of 16 bits, which codes are decoded into as they arrive.
 
 Misses are not drawn at random: they come from queries that drift. For each query head, q(t) = ρ·q(t−1) + √(1−ρ²)·noise, made periodic, so that
 the last step of a replay leads to the first one of the next; the foreseen query is q cos θ + e sin θ, and e drifts as q does. ρ and θ are fitted before anything is
@@ -44,8 +45,9 @@ STRATEGIES = {
     "vanward_scores": dict(strategy=Strategy.VANWARD, ratio=RATIO),
 }
 OWN_LISTS = ("async_tls", "sparda")
+CODINGS = {"exact": {}, "int4": dict(coding="int4"), "int4_decoded": dict(coding="int4", slot_coding="decoded")}
 # How far results may be from those of exact keys and values in device memory, relative in norm: rounding, or what four bits cost normals.
-ERRORS = {"exact": 3e-2, "int4": 0.3}
+ERRORS = {"exact": 3e-2, "int4": 0.3, "int4_decoded": 0.3}
 
 
 def stream():
@@ -303,10 +305,10 @@ def measure(session, timer, rows, quick):
             resident.step(begin=torch.zeros_like(resident.lens))
             resident.run_all()
             row["resident"] = resident.time(timer)
-            for coding in ERRORS:
+            for coding, options in CODINGS.items():
                 with vanward.KvCache(
                     session, layers=sequences.layers, kv_heads=KV_HEADS, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
-                    max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots, coding=coding,
+                    max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots, **options,
                 ) as cache:
                     strategies(session, timer, rows, cache, coding, resident, of_pages, dict(row, coding=coding))
         del sequences, queries, resident

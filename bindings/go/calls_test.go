@@ -482,6 +482,27 @@ func TestKvCache(t *testing.T) {
 	if view.Int4 == nil || view.Int4.BlockSize != 16 || view.Int4.Weights.shape[1] != 64 || view.K.shape[0] != 4 {
 		t.Error(view)
 	}
+	sizes, err = coded.Capacity()
+	must(t, err)
+	decoded := coded
+	decoded.SlotCoding = KvCacheSlotsDecoded
+	larger, err := decoded.Capacity()
+	must(t, err)
+	if sizes.SlotBytes != sizes.RunBytes || larger.RunBytes != sizes.RunBytes || larger.SlotBytes != 16*128*4 {
+		t.Error(sizes, larger)
+	}
+	inSlots, err := s.NewKvCache(decoded)
+	must(t, err)
+	defer inSlots.Close()
+	view, err = inSlots.View(0)
+	must(t, err)
+	if view.Int4 != nil || view.K.shape[0] != 8 {
+		t.Error(view)
+	}
+	decoded.Coding, decoded.Weights = KvCacheExact, nil
+	if _, err := decoded.Capacity(); err == nil || !strings.Contains(err.Error(), "slot_coding") {
+		t.Error(err)
+	}
 	coded.Weights = coded.Weights[1:]
 	if _, err := coded.Capacity(); err == nil || !strings.Contains(err.Error(), "weights: 63 numbers") {
 		t.Error(err)

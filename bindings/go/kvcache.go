@@ -31,17 +31,26 @@ type KvCacheOptions struct {
 	LayerSlots   []int // the slots of each layer, with Slots 0; empty: every layer has Slots
 	Coding       KvCacheCoding
 	Weights      []float32 // with KvCacheInt4: of key channels, [layers, Hk, D]; empty: 1
+	SlotCoding   KvCacheSlotCoding
 
 	// Progress is told, by the goroutine that makes the cache, how many of how many bytes have been allocated; may be nil.
 	Progress func(done, total uint64)
 }
 
-// KvCacheCoding says how whole blocks lie on the host and in slots.
+// KvCacheCoding says how whole blocks lie on the host.
 type KvCacheCoding uint32
 
 const (
 	KvCacheExact KvCacheCoding = C.VWD_CODING_EXACT
 	KvCacheInt4  KvCacheCoding = C.VWD_CODING_INT4
+)
+
+// KvCacheSlotCoding says how blocks lie in the slots that they are fetched into.
+type KvCacheSlotCoding uint32
+
+const (
+	KvCacheSlotsAsStored KvCacheSlotCoding = C.VWD_SLOTS_AS_STORED
+	KvCacheSlotsDecoded  KvCacheSlotCoding = C.VWD_SLOTS_DECODED // with KvCacheInt4: codes are decoded as they arrive
 )
 
 // KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
@@ -83,6 +92,7 @@ func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
 		slots:         l.uint32("options.slots", options.Slots),
 		hold:          l.uint32("options.hold", options.Hold),
 		coding:        C.uint32_t(options.Coding),
+		slot_coding:   C.uint32_t(options.SlotCoding),
 	}
 	if options.TokenScales {
 		c.token_scales = 1
@@ -110,6 +120,7 @@ type KvCacheSizes struct {
 	DeviceBytes      uint64
 	TotalSlots       uint64
 	LargestSelection uint64
+	SlotBytes        uint64
 }
 
 // Capacity tells what a cache of these options takes, and allocates nothing.
@@ -125,6 +136,7 @@ func (options KvCacheOptions) Capacity() (KvCacheSizes, error) {
 	return KvCacheSizes{
 		RunBytes: uint64(d.run_bytes), HostBytes: uint64(d.host_bytes), DeviceBytes: uint64(d.device_bytes),
 		TotalSlots: uint64(d.total_slots), LargestSelection: uint64(d.largest_selection),
+		SlotBytes: uint64(d.slot_bytes),
 	}, err
 }
 
@@ -322,22 +334,22 @@ func (k *KvCache) Wait(layer int, stream Stream) error {
 //
 //	Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 //
-//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
-//	                       the tails alone, n slots; slots from n on name the pages of the codes.
+//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 and
+//	                       VWD_SLOTS_AS_STORED those of the tails alone, n slots; slots from n on name the pages of the codes.
 //	k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 //	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
 //	                       for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 //	tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 //	tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
 //	                       a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
-//	int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
-//	                       slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
-//	                       if the options had none.
+//	int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means  With VWD_CODING_INT4 and VWD_SLOTS_AS_STORED, else absent: what `vwd_int4_kv`
+//	                       takes beside the slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k.
+//	weights  [Hk, D]       Those of `vwd_int4_kv`, with VWD_CODING_INT4; absent if the options had none.
 type KvCacheLayer struct {
 	K, V, KScale, VScale                 Tensor
 	TailK, TailV, TailKScale, TailVScale Tensor
 	TailTable                            Tensor
-	Int4                                 *Int4KV // with KvCacheInt4: what PagedKV takes beside the slots of lists
+	Int4                                 *Int4KV // with KvCacheInt4 and slots as stored: what PagedKV takes beside the slots of lists
 }
 
 // View tells where a layer's slots lie: memory that is the cache's until it is closed.

@@ -3,12 +3,14 @@
 //   cache_spill    before long appends: copies a partial block, whose tail page the append needs for a later block, to its host run
 //   cache_append   CTAs for each row, a warp for each token and KV head: copies the token to the tail page of its block, or to the block's
 //                  host run if a later block has that page when the append ends
+//   cache_append_decoded  the same where slots hold what codes stand for: a kernel of its own, since copies and decoding in one spill registers
 //
 // A block that leaves the tail, because a block begins two places after it, gets a slot for each KV head, and its page is copied there: the next
 // resolve finds it resident. A slot may be taken if no list that is in use can name it, and no copy to it can be under way: what it holds is
 // resident, or it has never held anything. If there is none among those that are looked at, the block gets a slot when a list names it.
 //
-// Bytes: each row is read once and written once; once in S tokens, a page of each sequence is read and written, too.
+// Bytes: each row is read once and written once; once in S tokens, a page of each sequence is read and written, too: as its codes where it is coded,
+// which are decoded on the way where slots hold what codes stand for (cache/decode.cuh).
 //
 // Phases of cache_append: find the tokens that have a place ─ copy tokens ─ a CTA for each KV head: find a slot for the block that leaves, copy
 // its page ─ count the CTAs of the row that are done ─ the last one moves the tail and lists the full pages for cache_write_back. An append of
@@ -20,6 +22,7 @@
 //
 // targets: compute_80, compute_90
 
+#include "cache/decode.cuh"
 #include "cache/params.cuh"
 #include "cache/units.cuh"
 
@@ -176,7 +179,7 @@ __device__ inline uint32 take_slot(const AppendParams &p, uint32 host_run, uint3
 }
 
 // Gives the run of a block that leaves the tail a slot. All threads of a CTA call it.
-__device__ inline void settle(const AppendParams &p, const Span &s, uint32 i, uint32 g) {
+template <bool DECODES> __device__ inline void settle(const AppendParams &p, const Span &s, uint32 i, uint32 g) {
     __shared__ uint32 taken;
     const int32 n = s.leaving;
     const uint32 heads = p.cache.heads.value, block = p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n];
@@ -190,7 +193,10 @@ __device__ inline void settle(const AppendParams &p, const Span &s, uint32 i, ui
     if (slot == NO_SLOT) return;
     // Its codes were made when it became whole, by an append before this one.
     const char *from = p.cache.is_coded ? p.cache.coded_tail(p.layer, s.sequence, n, g) : p.cache.tail(p.layer, s.sequence, n, g);
-    copy_units<THREADS, 4>(from, p.cache.slot(p.layer, slot), p.cache.run, threadIdx.x);
+    if constexpr (DECODES)
+        decode_run<THREADS>(p.cache, p.coding, p.layer.weights + g * p.coding.dim, from, p.cache.slot(p.layer, slot));
+    else
+        copy_units<THREADS, 4>(from, p.cache.slot(p.layer, slot), p.cache.run, threadIdx.x);
 }
 
 // Moves the tail, lists the full pages for cache_write_back, and adds to the layer's counters.
@@ -208,7 +214,7 @@ __device__ inline void finish_row(const AppendParams &p, const Span &s) {
         p.layer.full[atomicAdd(&clock.full, 1u)] = {p.cache.tail_page(s.sequence, n), uint32(row[n])};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) cache_append(const __grid_constant__ AppendParams p) {
+template <bool DECODES> __device__ inline void append(const AppendParams &p) {
     wait_for_previous_kernel();
     const uint32 i = blockIdx.x / p.per_row, part = blockIdx.x - i * p.per_row;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = p.cache.heads.value;
@@ -222,8 +228,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) cache_append(const _
                                 : p.cache.stored(p.layer, p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n], g);
         copy_token(p, i, token - s.begin, g, run, within, lane);
     }
-    const bool leaves = !s.is_empty() && s.leaving >= 0, is_long = p.most > p.cache.size.value && p.window == ALL;
-    for (uint32 g = part; leaves && !is_long && g < heads; g += p.per_row) settle(p, s, i, g);
+    // Where blocks are coded an append of more tokens has windows.
+    const bool leaves = !s.is_empty() && s.leaving >= 0, is_long = !DECODES && p.most > p.cache.size.value && p.window == ALL;
+    for (uint32 g = part; leaves && !is_long && g < heads; g += p.per_row) settle<DECODES>(p, s, i, g);
     __shared__ bool is_last;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -233,8 +240,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) cache_append(const _
     }
     __syncthreads();
     if (!is_last) return;
-    for (uint32 g = 0; leaves && is_long && g < heads; ++g) settle(p, s, i, g);
+    for (uint32 g = 0; leaves && is_long && g < heads; ++g) settle<DECODES>(p, s, i, g);
     if (threadIdx.x) return;
     p.layer.arrived[i] = 0;
     finish_row(p, s);
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) cache_append(const __grid_constant__ AppendParams p) { append<false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) cache_append_decoded(const __grid_constant__ AppendParams p) { append<true>(p); }

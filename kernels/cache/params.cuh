@@ -73,7 +73,7 @@ struct ToCopy {
 
 struct Layer {
     char *pool;          // slots of the tails: runs as they are appended
-    char *slots_at;      // [slots] runs as they lie on the host
+    char *slots_at;      // [slots] runs as they lie on the host, or what their codes stand for
     char *coded_tails;   // [max_sequences, 3, Hk] runs of codes, of blocks in tails; where blocks are coded
     float *weights;      // [Hk, D] of key channels; where blocks are coded
     char *host;          // [host_blocks, Hk] runs
@@ -95,7 +95,7 @@ struct Cache {
     Layer *layers;
     int32 *table;  // [max_sequences, max_blocks]
     int32 *lens;   // [max_sequences]: the number of blocks; −1 if there is no sequence
-    uint64 run, tail_run;  // bytes of a run on the host, and of one in a tail, multiples of 64
+    uint64 run, tail_run, slot_run;  // bytes of a run on the host, in a tail, and in a slot that it is fetched into: multiples of 64
     uint32 parts[4], token[4];  // keys, values and their scales: offset in a run of a tail, bytes of a token
     Divisor size, heads;        // S, Hk
     uint32 layer_count, max_sequences, max_blocks, first_slot, hold;
@@ -112,7 +112,9 @@ struct Cache {
     __device__ char *coded_tail(const Layer &layer, uint32 sequence, uint32 number, uint32 head) const {
         return layer.coded_tails + (uint64(sequence * 3 + number % 3) * heads.value + head) * run;
     }
-    __device__ char *slot(const Layer &layer, uint32 slot) const { return layer.slots_at + slot * run; }
+    // Whether slots hold what codes stand for.
+    __device__ bool is_decoded() const { return slot_run != run; }
+    __device__ char *slot(const Layer &layer, uint32 slot) const { return layer.slots_at + slot * slot_run; }
     __device__ char *stored(const Layer &layer, uint32 block, uint32 head) const {
         return layer.host + (uint64(block) * heads.value + head) * run;
     }
@@ -124,6 +126,16 @@ __device__ inline bool holds(Tail tail, int32 number) { return number >= max(tai
 __device__ inline bool is_in_tail(const Cache &cache, Tail tail, int32 number) {
     return holds(tail, number) || (cache.is_first(number) && tail.newest >= 0);
 }
+
+// --- codes ----------------------------------------------------------------------------------------------------------------
+
+// How a block is coded, and where its codes lie in a run.
+struct Coding {
+    uint32 parts[4];  // codes of keys and of values, their scales: offset in a run
+    uint32 mean;      // the mean key's
+    uint32 dim, value_dim, dtype;
+    float factor, value_factor;  // of a rotated key and value
+};
 
 // --- append ---------------------------------------------------------------------------------------------------------------
 
@@ -143,6 +155,7 @@ struct AppendParams {
     // ALL, or of each row the tokens in this block of those that its tokens lie in: blocks are coded one after the other
     uint32 window, unused;
     uint32 log_unit[4];  // the unit of copies: 16 bytes if rows are packed and aligned, else a channel
+    Coding coding;       // where slots hold what codes stand for
 };
 
 // --- resolve --------------------------------------------------------------------------------------------------------------
@@ -173,6 +186,10 @@ struct FetchParams {
     Cache cache;
     uint32 is_wait;
 };
+struct DecodeParams {
+    FetchParams fetch;
+    Coding coding;
+};
 
 // --- sequences ------------------------------------------------------------------------------------------------------------
 
@@ -202,15 +219,8 @@ struct ForkParams {
     uint32 from, to, whole, is_opened, content, tokens;
 };
 
-// --- codes ----------------------------------------------------------------------------------------------------------------
+// --- coding ---------------------------------------------------------------------------------------------------------------
 
-// How a block is coded, and where its codes lie in a run.
-struct Coding {
-    uint32 parts[4];  // codes of keys and of values, their scales: offset in a run
-    uint32 mean;      // the mean key's
-    uint32 dim, value_dim, dtype;
-    float factor, value_factor;  // of a rotated key and value
-};
 struct CodeParams {
     Layer layer;
     Cache cache;

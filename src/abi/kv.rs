@@ -10,8 +10,14 @@ pub type vwd_progress = Option<unsafe extern "C" fn(progress_context: *mut c_voi
 /// `coding` of `vwd_kv_cache_options`: blocks lie as they were appended.
 pub const VWD_CODING_EXACT: u32 = 0;
 /// `coding` of `vwd_kv_cache_options`: blocks are coded in INT4 once they are whole, as `vwd_kv_quantize` codes them, and lie so on the host
-/// and in slots. The first block of a sequence and those in its tail lie as they were appended.
+/// and, if `slot_coding` does not decode them, in slots. The first block of a sequence and those in its tail lie as they were appended.
 pub const VWD_CODING_INT4: u32 = 1;
+
+/// `slot_coding` of `vwd_kv_cache_options`: a block lies in the slot that it is fetched into as on the host.
+pub const VWD_SLOTS_AS_STORED: u32 = 0;
+/// `slot_coding` of `vwd_kv_cache_options`: codes are decoded as they arrive. All slots hold keys and values of the cache's dtype, which are
+/// attended as those of a cache that codes nothing.
+pub const VWD_SLOTS_DECODED: u32 = 1;
 
 /// Options of `vwd_kv_cache_create`. A size without a default must be at least 1.
 #[repr(C)]
@@ -56,12 +62,20 @@ pub struct vwd_kv_cache_options {
     /// With VWD_CODING_INT4: the weights of key channels, [layers, Hk, D] in host memory, from `vwd_kv_weights`; may be NULL: 1. One
     /// that is not a finite number above 0 counts as 1. Read during the call.
     pub weights: *const f32,
+    /// VWD_SLOTS_AS_STORED, or with VWD_CODING_INT4 VWD_SLOTS_DECODED.
+    pub slot_coding: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_options {
-    const KNOWN_SIZES: &'static [usize] =
-        &[offset_of!(vwd_kv_cache_options, layer_slots), offset_of!(vwd_kv_cache_options, coding), size_of::<Self>()];
+    const KNOWN_SIZES: &'static [usize] = &[
+        offset_of!(vwd_kv_cache_options, layer_slots),
+        offset_of!(vwd_kv_cache_options, coding),
+        offset_of!(vwd_kv_cache_options, slot_coding),
+        size_of::<Self>(),
+    ];
 }
 
 /// The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created.
@@ -70,8 +84,8 @@ unsafe impl Versioned for vwd_kv_cache_options {
 pub struct vwd_kv_cache_sizes {
     pub struct_size: u32,
     pub flags: u32,
-    /// Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. With VWD_CODING_INT4
-    /// their codes, and the mean key.
+    /// Bytes of a run in host memory: the keys, values and scales of one block of one KV head of one layer, one after the other. With
+    /// VWD_CODING_INT4 their codes, and the mean key.
     pub run_bytes: u64,
     /// Bytes of pinned host memory, from the session.
     pub host_bytes: u64,
@@ -81,24 +95,28 @@ pub struct vwd_kv_cache_sizes {
     pub total_slots: u64,
     /// Largest selection that a resolve of any layer may name: the entries of all lists of a call together.
     pub largest_selection: u64,
+    /// Bytes of a slot that blocks are fetched into: run_bytes, or with VWD_SLOTS_DECODED those of the keys and values that codes stand for.
+    pub slot_bytes: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_kv_cache_sizes {}
+unsafe impl Versioned for vwd_kv_cache_sizes {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_kv_cache_sizes, slot_bytes), size_of::<Self>()];
+}
 
 /// Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 ///
-/// k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
-///                        the tails alone, n slots; slots from n on name the pages of the codes.
+/// k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 and
+///                        VWD_SLOTS_AS_STORED those of the tails alone, n slots; slots from n on name the pages of the codes.
 /// k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 /// tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
 ///                        for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 /// tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 /// tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
 ///                        a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
-/// int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
-///                        slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
-///                        if the options had none.
+/// int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means  With VWD_CODING_INT4 and VWD_SLOTS_AS_STORED, else absent: what `vwd_int4_kv`
+///                        takes beside the slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k.
+/// weights  [Hk, D]       Those of `vwd_int4_kv`, with VWD_CODING_INT4; absent if the options had none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_kv_cache_layer {

@@ -92,7 +92,8 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// a dense step of several positions, share that among the tokens that are accepted.
 ///
 /// With VWD_CODING_INT4 of the cache every strategy, and every dense row, attends a sequence's first block and its tail as they were appended,
-/// and the codes of the blocks between. VANWARD gives the results of SERIAL over the same codes.
+/// and the codes of the blocks between, or what these stand for with VWD_SLOTS_DECODED; its dense rows read codes in any case. VANWARD gives
+/// the results of SERIAL over the same codes.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

@@ -17,8 +17,9 @@ use std::sync::Arc;
 /// that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
 /// and fetch bring it back when a list names it. Forks share whole blocks, which never change.
 ///
-/// With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail. The first block of
-/// a sequence is not coded: it has a slot of its own for each KV head, where it is always resident, and each fork has a copy.
+/// With VWD_CODING_INT4 a full block is coded on its way to host memory, and lists name its codes once it has left the tail; with
+/// VWD_SLOTS_DECODED they name what the codes stand for, rounded to the dtype. The first block of a sequence is not coded: it has a slot of
+/// its own for each KV head, where it is always resident, and each fork has a copy.
 pub struct vwd_kv_cache(pub(super) Arc<KvCache>, Process);
 
 impl Handle for vwd_kv_cache {

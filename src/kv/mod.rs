@@ -5,7 +5,7 @@
 //! block, [layer, block, KV head]; the pool of a layer has slots of one run each. The newest blocks of a sequence lie in reserved
 //! slots, the sequence's tail, where tokens are appended; a block that is full is written back to its host run. Sequences may share
 //! whole blocks, which never change. A cache may code blocks in INT4 as they become whole: then runs hold codes, all but those of tails, and
-//! the first block of a sequence stays in a slot of its tail.
+//! the first block of a sequence stays in a slot of its tail. Or slots hold what the codes stand for, decoded as a run arrives.
 
 mod cpu;
 mod cuda;
@@ -90,6 +90,7 @@ fn sizes(all: &CacheOptions) -> Result<vwd_kv_cache_sizes> {
         device_bytes,
         total_slots: options.total_slots() as u64,
         largest_selection: options.largest_selection() as u64,
+        slot_bytes: options.slot_run().bytes as u64,
     })
 }
 
@@ -240,11 +241,12 @@ impl KvCache {
         let options = self.all.layer(layer);
         let Options { max_sequences, max_blocks, kv_heads, .. } = options;
         let pages = options.tail_slots() / kv_heads;
-        let exact_slots = if options.is_coded { options.tail_slots() } else { options.total_slots() };
+        let exact_slots = if options.has_coded_slots() { options.tail_slots() } else { options.total_slots() };
         let [k, v, k_scale, v_scale] = self.parts(pool, exact_slots, 1);
         let [tail_k, tail_v, tail_k_scale, tail_v_scale] = self.parts(pool, pages, kv_heads);
-        let [int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means] =
-            self.codes(pool.wrapping_add(options.first_slot_at() as usize), options.slots, 1);
+        let first_slot = pool.wrapping_add(options.first_slot_at() as usize);
+        let coded_slots = if options.has_coded_slots() { first_slot } else { std::ptr::null_mut() };
+        let [int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means] = self.codes(coded_slots, options.slots, 1);
         let (weights, dim) = (state.store.weights(layer), options.dims[0]);
         let weights = if self.all.weights(layer).is_some() { weights } else { std::ptr::null_mut() };
         Ok(vwd_kv_cache_layer {
@@ -289,10 +291,10 @@ impl KvCache {
         Ok(self.codes(host, self.options.host_blocks, self.options.kv_heads))
     }
 
-    /// The codes of `count` times `heads` runs from `base` on, their scales, and the means; absent where blocks are not coded.
+    /// The codes of `count` times `heads` runs from `base` on, their scales, and the means; absent where `base` is NULL.
     fn codes(&self, base: *mut u8, count: usize, heads: usize) -> [vwd_tensor; 5] {
-        let (Options { block_size, dtype, dims, is_coded, .. }, run) = (self.options, self.options.run());
-        let absent_or = |at: usize| if is_coded { base.wrapping_add(at) } else { std::ptr::null_mut() };
+        let (Options { block_size, dtype, dims, .. }, run) = (self.options, self.options.run());
+        let absent_or = |at: usize| if base.is_null() { base } else { base.wrapping_add(at) };
         let device = self.session.device();
         let [keys, values, key_scales, value_scales] = run.parts;
         let codes = |part: Part| {

@@ -1,6 +1,6 @@
 //! The options of a cache, and the layout of its runs.
 
-use crate::abi::{VWD_CODING_EXACT, VWD_CODING_INT4, vwd_kv_cache_options};
+use crate::abi::{VWD_CODING_EXACT, VWD_CODING_INT4, VWD_SLOTS_AS_STORED, VWD_SLOTS_DECODED, vwd_kv_cache_options};
 use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
@@ -104,6 +104,8 @@ pub struct Options {
     pub token_scales: bool,
     /// Whether blocks are coded in INT4 once they are whole.
     pub is_coded: bool,
+    /// Whether slots hold what codes stand for.
+    pub is_decoded: bool,
     pub max_sequences: usize,
     pub max_blocks: usize,
     pub host_blocks: usize,
@@ -116,6 +118,7 @@ impl Options {
     /// The options of a layer with so many slots, which the option of that name gives.
     fn from_c(c: &vwd_kv_cache_options, slots: u32, name: &str) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
+        require_no_flags("options.reserved", c.reserved)?;
         let counts = [
             ("options.layers", c.layers),
             ("options.kv_heads", c.kv_heads),
@@ -135,6 +138,21 @@ impl Options {
             other => return Err(Error::argument("options.token_scales", other, "0 or 1")),
         };
         let is_coded = coding(c, dtype)?;
+        let is_decoded = match c.slot_coding {
+            VWD_SLOTS_AS_STORED => false,
+            VWD_SLOTS_DECODED if is_coded => true,
+            VWD_SLOTS_DECODED => {
+                let found = "VWD_SLOTS_DECODED with VWD_CODING_EXACT";
+                return Err(Error::argument(
+                    "options.slot_coding",
+                    found,
+                    "VWD_CODING_INT4 beside it: nothing else is decoded",
+                ));
+            }
+            other => {
+                return Err(Error::argument("options.slot_coding", other, "VWD_SLOTS_AS_STORED or VWD_SLOTS_DECODED"));
+            }
+        };
         let options = Options {
             layers: c.layers as usize,
             kv_heads: c.kv_heads as usize,
@@ -143,6 +161,7 @@ impl Options {
             dtype,
             token_scales,
             is_coded,
+            is_decoded,
             max_sequences: c.max_sequences as usize,
             max_blocks: c.max_blocks as usize,
             host_blocks: c.host_blocks as usize,
@@ -229,7 +248,7 @@ impl Options {
 
     /// Where the codes of the blocks in tails begin.
     pub fn coded_tails_at(&self) -> u64 {
-        self.first_slot_at() + self.slots as u64 * self.run().bytes as u64
+        self.first_slot_at() + self.slots as u64 * self.slot_run().bytes as u64
     }
 
     /// The bytes of a layer's pool.
@@ -249,9 +268,19 @@ impl Options {
         if self.is_coded { self.kv_heads * self.dims[0] } else { 0 }
     }
 
-    /// How a block lies on the host and in the slots that it is fetched into.
+    /// How a block lies on the host.
     pub fn run(&self) -> Run {
         if self.is_coded { Run::coded(self) } else { Run::exact(self) }
+    }
+
+    /// How a block lies in the slots that it is fetched into.
+    pub fn slot_run(&self) -> Run {
+        if self.is_decoded { Run::exact(self) } else { self.run() }
+    }
+
+    /// Whether the slots that blocks are fetched into hold codes.
+    pub fn has_coded_slots(&self) -> bool {
+        self.is_coded && !self.is_decoded
     }
 
     /// How a block lies in a tail.

@@ -428,6 +428,8 @@ structs! {
         layer_slots,
         coding,
         weights,
+        slot_coding,
+        reserved,
     }
     vwd_kv_cache_sizes {
         struct_size,
@@ -437,6 +439,7 @@ structs! {
         device_bytes,
         total_slots,
         largest_selection,
+        slot_bytes,
     }
     vwd_kv_cache_layer {
         struct_size,

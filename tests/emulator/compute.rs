@@ -134,6 +134,7 @@ pub fn computed(name: &str, results: usize, operands: usize) -> Option<Computed>
         "min.f32" => binary(|a: f32, b: f32| -larger(-a, -b)),
         "max.f32" => binary(larger),
         "max.NaN.f32" => binary(larger_or_nan),
+        "add.rn.f16x2" => binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(widen_f16(x) + widen_f16(y)))),
         "sub.rn.f16x2" => binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(widen_f16(x) - widen_f16(y)))),
         "mul.rn.f16x2" => binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(widen_f16(x) * widen_f16(y)))),
         "max.NaN.f16x2" => {

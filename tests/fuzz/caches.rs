@@ -20,6 +20,7 @@ struct Shape {
     dims: [i64; 2],
     dtype: DType,
     is_coded: bool,
+    is_decoded: bool,
 }
 
 impl Shape {
@@ -32,10 +33,12 @@ impl Shape {
                 dims,
                 dtype: rng.pick(&[F32, F16, BF16]),
                 is_coded: true,
+                is_decoded: rng.one_in(2),
             };
         }
         Shape {
             is_coded: false,
+            is_decoded: false,
             heads: rng.int(1..=3),
             block: rng.int(1..=5),
             dims: [16, 24].map(|dim| if rng.one_in(2) { dim } else { 16 }),
@@ -63,6 +66,7 @@ impl Shape {
             host_blocks: (SEQUENCES * BLOCKS) as u32,
             layer_slots: [1 << 11, 1 << 10].as_ptr(),
             coding: if self.is_coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
+            slot_coding: if self.is_decoded { VWD_SLOTS_DECODED } else { VWD_SLOTS_AS_STORED },
             ..args()
         };
         let mut cache = null_mut();

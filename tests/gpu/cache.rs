@@ -218,14 +218,17 @@ struct Coded<'b> {
     cache: Cache,
     arena: Arena<'b>,
     view: vwd_kv_cache_layer,
+    is_decoded: bool,
 }
 
+/// The slots of the tails of such a cache.
+const CODED_TAILS: usize = 4 * SEQUENCES * HEADS;
 const CODED_BLOCK: usize = 16;
 const CODED_DIM: usize = 64;
 const CODED_BLOCKS: usize = 12;
 
 impl<'b> Coded<'b> {
-    fn new(backend: &'b Backend) -> Coded<'b> {
+    fn new(backend: &'b Backend, slot_coding: u32) -> Coded<'b> {
         let cache = Cache::on(
             backend,
             &vwd_kv_cache_options {
@@ -236,6 +239,7 @@ impl<'b> Coded<'b> {
                 max_blocks: CODED_BLOCKS as u32,
                 host_blocks: (SEQUENCES * CODED_BLOCKS) as u32,
                 coding: VWD_CODING_INT4,
+                slot_coding,
                 ..options()
             },
         );
@@ -243,13 +247,13 @@ impl<'b> Coded<'b> {
             assert_eq!(cache.add(), Ok(n));
             assert_ok(cache.extend(n, CODED_BLOCKS * CODED_BLOCK));
         }
-        Coded { view: cache.view(0), cache, arena: Arena::new(backend) }
+        let is_decoded = slot_coding == VWD_SLOTS_DECODED;
+        Coded { view: cache.view(0), cache, arena: Arena::new(backend), is_decoded }
     }
 
-    /// What block `id` has in its slot: its first tokens if the block is exact, or its codes, scales and mean.
+    /// What block `id` has in its slot: its first tokens if they lie there as keys and values, or its codes, scales and mean.
     fn read(&self, backend: &Backend, slot: usize, tokens: usize) -> Vec<u8> {
-        let view = &self.view;
-        let exact = view.k.shape[0] as usize;
+        let (view, exact) = (&self.view, CODED_TAILS);
         let mut found = vec![];
         let mut take = |t: &vwd_tensor, page: usize, bytes: usize| {
             let mut part = vec![0; bytes];
@@ -257,7 +261,7 @@ impl<'b> Coded<'b> {
             backend.read(t.data as usize + step, &mut part);
             found.extend(part);
         };
-        if slot < exact {
+        if self.is_decoded || slot < exact {
             [&view.k, &view.v].iter().for_each(|t| take(t, slot, tokens.min(CODED_BLOCK) * CODED_DIM * 4));
             return found;
         }
@@ -269,10 +273,16 @@ impl<'b> Coded<'b> {
 }
 
 /// Appends tokens to every sequence of a cache in INT4 and resolves lists of its blocks, in a graph and one call after the other: slots hold the
-/// same exact tokens and the same codes.
+/// same exact tokens, and the same codes or what these stand for.
 fn kv_cache_in_int4_replays_an_append_with_other_tokens(backend: &Backend) {
+    for slot_coding in [VWD_SLOTS_AS_STORED, VWD_SLOTS_DECODED] {
+        replay_appends_with_other_tokens(backend, slot_coding);
+    }
+}
+
+fn replay_appends_with_other_tokens(backend: &Backend, slot_coding: u32) {
     for tokens in [5, CODED_BLOCK, 2 * CODED_BLOCK + 3] {
-        let sides = [Coded::new(backend), Coded::new(backend)];
+        let sides = [(); 2].map(|()| Coded::new(backend, slot_coding));
         backend.finish(VWD_OK);
         let lists = SEQUENCES * HEADS;
         let placed = sides.each_ref().map(|side| {
@@ -317,13 +327,12 @@ fn kv_cache_in_int4_replays_an_append_with_other_tokens(backend: &Backend) {
                 enqueue(1);
                 backend.finish(VWD_OK);
                 let slots = [0, 1].map(|n| placed[n].0[4].read());
-                let exact = sides[0].view.k.shape[0] as i32;
                 for (n, &id) in named.iter().enumerate() {
                     let count = first + tokens - id as usize * CODED_BLOCK;
                     let [found, expected] =
                         [0, 1].map(|side| sides[side].read(backend, slots[side][n] as usize, count));
                     assert_eq!(found, expected, "block {id} of {} tokens, {tokens} at a time", first + tokens);
-                    coded += (slots[0][n] >= exact) as usize;
+                    coded += (slots[0][n] as usize >= CODED_TAILS) as usize;
                 }
             }
         });

@@ -16,6 +16,10 @@ pub const CASES: &[Case] = &[
         decoder_on_a_cache_in_int4_replays_a_step_of_each_strategy,
     ),
     (
+        "decoder_on_a_cache_with_decoded_slots_replays_a_step_of_each_strategy",
+        decoder_on_a_cache_with_decoded_slots_replays_a_step_of_each_strategy,
+    ),
+    (
         "decoder_on_a_cache_gives_the_same_whenever_its_copies_run",
         decoder_on_a_cache_gives_the_same_whenever_its_copies_run,
     ),
@@ -116,7 +120,7 @@ struct Side<'b> {
 }
 
 impl<'b> Side<'b> {
-    fn new(backend: &'b Backend, policies: &[vwd_decoder_policy], coding: u32) -> Side<'b> {
+    fn new(backend: &'b Backend, policies: &[vwd_decoder_policy], [coding, slot_coding]: [u32; 2]) -> Side<'b> {
         let plain = Layout::default();
         let zeros = |dtype, extents: &[usize]| Tensor::floats(backend, dtype, &Array::filled(extents, 0.0), &plain);
         let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
@@ -137,6 +141,7 @@ impl<'b> Side<'b> {
                 host_blocks: ((ROWS + 1) * MAX_BLOCKS) as u32,
                 slots: (2 * ROWS * HEADS[1] * AHEAD) as u32,
                 coding,
+                slot_coding,
                 ..args()
             },
         );
@@ -325,24 +330,34 @@ fn between_steps(rng: &mut Rng, sides: &[Side], rows: &mut [Row; ROWS]) {
 /// Values of about 1 in float32, from partials whose weights were rounded to float16; another order of their sums rounds others.
 const REPAIRED: f64 = 4e-3;
 
+/// Codings of a cache's blocks and of its slots.
+const EXACT: [u32; 2] = [VWD_CODING_EXACT, VWD_SLOTS_AS_STORED];
+const DECODED: [u32; 2] = [VWD_CODING_INT4, VWD_SLOTS_DECODED];
+
 fn decoder_on_a_cache_replays_a_step_of_each_strategy(backend: &Backend) {
-    compare(&[backend; 2], VWD_CODING_EXACT, 500);
+    compare(&[backend; 2], EXACT, 500);
 }
 
 /// On a cache whose blocks are coded as they become whole: graphs code what is there at their replay.
 fn decoder_on_a_cache_in_int4_replays_a_step_of_each_strategy(backend: &Backend) {
-    compare(&[backend; 2], VWD_CODING_INT4, 200);
+    compare(&[backend; 2], [VWD_CODING_INT4, VWD_SLOTS_AS_STORED], 200);
+}
+
+/// On one whose slots hold what the codes stand for.
+fn decoder_on_a_cache_with_decoded_slots_replays_a_step_of_each_strategy(backend: &Backend) {
+    compare(&[backend; 2], DECODED, 200);
 }
 
 /// Against steps without delays: steps with them, enqueued one by one and in a graph. What has arrived when VANWARD attends it, and what
 /// its repair adds, depends on time: its sums have another order then.
 fn decoder_on_a_cache_gives_the_same_whenever_its_copies_run(backend: &Backend) {
     let delaying = backend.delaying(MOST_DELAY);
-    compare(&[backend, &delaying, &delaying], VWD_CODING_EXACT, 500);
+    compare(&[backend, &delaying, &delaying], EXACT, 500);
+    compare(&[backend, &delaying, &delaying], DECODED, 200);
 }
 
 /// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same.
-fn compare(backends: &[&Backend], coding: u32, replays: usize) {
+fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize) {
     let evicted = Cell::new(0);
     for (name, policies) in strategies() {
         rounds(1, |rng| {

@@ -29,6 +29,10 @@ fn options() -> vwd_kv_cache_options {
     }
 }
 
+fn decoded() -> vwd_kv_cache_options {
+    vwd_kv_cache_options { slot_coding: VWD_SLOTS_DECODED, ..options() }
+}
+
 struct Engine {
     backend: Backend,
     cache: Cache,
@@ -39,9 +43,13 @@ struct Engine {
 
 impl Engine {
     fn new(rng: &mut Rng) -> Engine {
+        Engine::of(rng, options())
+    }
+
+    fn of(rng: &mut Rng, options: vwd_kv_cache_options) -> Engine {
         let backend = Backend::cpu(1);
         let weights: Vec<f32> = (0..HEADS * DIM).map(|_| 0.5 + rng.unit() as f32).collect();
-        let cache = Cache::on(&backend, &vwd_kv_cache_options { weights: weights.as_ptr(), ..options() });
+        let cache = Cache::on(&backend, &vwd_kv_cache_options { weights: weights.as_ptr(), ..options });
         let mut normals = |count: usize| (0..count).map(|_| rng.normal() as f32).collect();
         Engine { cache, backend, q: normals(2 * HEADS * DIM), rows: normals(TOKENS * HEADS * DIM), weights }
     }
@@ -74,7 +82,8 @@ impl Engine {
         assert_ok(self.cache.wait(0));
         let (int4, lens) = (self.int4(), [tokens as i32]);
         let view = self.cache.view(0);
-        let kv = vwd_paged_kv { k: view.k, v: view.v, seq_lens: tensor(&lens, I32, &[1]), int4: &int4, ..args() };
+        let int4 = if int4.k.data.is_null() { std::ptr::null() } else { &raw const int4 };
+        let kv = vwd_paged_kv { k: view.k, v: view.v, seq_lens: tensor(&lens, I32, &[1]), int4, ..args() };
         (self.attend(&kv, list), std::hint::black_box(slots))
     }
 
@@ -163,6 +172,23 @@ fn attention_over_slots_of_a_coded_cache_is_attention_over_the_same_codes() {
     });
 }
 
+/// Slots of float32 that are decoded as blocks arrive: the same attention, but for the rounding of float32 sums, which scores of about 10 magnify.
+#[test]
+fn attention_over_slots_that_are_decoded_is_attention_over_the_same_codes() {
+    rounds(2, |rng| {
+        let engine = Engine::of(rng, decoded());
+        let sequence = engine.cache.add().expect("room");
+        assert_ok(engine.cache.extend(sequence, TOKENS));
+        engine.append(sequence, 0..TOKENS, rng.pick(&[1, 7, BLOCK, 40, TOKENS]));
+        let (found, _) = engine.over_slots(sequence, TOKENS);
+        let furthest = |expected: &[f32]| found.iter().zip(expected).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        let (codes, exact) = (engine.over_pages(TOKENS, (BLOCKS - 2) * BLOCK), engine.over_pages(TOKENS, BLOCK));
+        let [from_codes, from_exact] = [codes, exact].map(|expected| furthest(&expected));
+        assert!(from_codes < 1e-4, "{from_codes} from attention over codes");
+        assert!(from_exact > 1e-3, "{from_exact} from attention over what was appended");
+    });
+}
+
 /// Its fork reads the same codes, and the first block from a page of its own: the parent's may be written anew.
 #[test]
 fn fork_of_a_coded_cache_keeps_its_first_block() {
@@ -240,6 +266,36 @@ fn codes_beside_slots_that_make_no_sense_are_refused() {
         let (checking, view) = (engine.backend.checking(), engine.cache.view(0));
         let past = (view.k.shape[0] + view.int4_k.shape[0]) as i32;
         refused(&checking, past, &|_| {}, &["list.slots", &past.to_string()]);
+    });
+}
+
+/// A slot has the bytes of an exact one, host memory and copies those of codes.
+#[test]
+fn slots_that_are_decoded_take_the_bytes_of_exact_ones() {
+    let sizes = |options: &vwd_kv_cache_options| -> vwd_kv_cache_sizes {
+        let mut sizes = args();
+        // SAFETY: both are valid.
+        assert_ok(unsafe { vwd_kv_cache_capacity(options, &mut sizes) });
+        sizes
+    };
+    let exact = sizes(&vwd_kv_cache_options { coding: VWD_CODING_EXACT, ..options() });
+    let [as_stored, decoded] = [options(), decoded()].map(|options| sizes(&options));
+    assert_eq!((exact.slot_bytes, as_stored.slot_bytes), (exact.run_bytes, as_stored.run_bytes));
+    assert_eq!((decoded.run_bytes, decoded.slot_bytes), (as_stored.run_bytes, exact.run_bytes));
+    assert_eq!(decoded.host_bytes, as_stored.host_bytes);
+    let more = options().slots as u64 * (exact.run_bytes - as_stored.run_bytes);
+    assert_eq!(decoded.device_bytes, as_stored.device_bytes + more);
+
+    rounds(1, |rng| {
+        let engine = Engine::of(rng, self::decoded());
+        let sequence = engine.cache.add().expect("room");
+        assert_ok(engine.cache.extend(sequence, TOKENS));
+        engine.append(sequence, 0..TOKENS, BLOCK);
+        engine.over_slots(sequence, TOKENS);
+        let stats = engine.cache.stats();
+        assert_eq!((stats.host_bytes, stats.device_bytes), (decoded.host_bytes, decoded.device_bytes));
+        assert_eq!(stats.bytes_fetched % decoded.run_bytes, 0);
+        assert!(stats.bytes_fetched <= stats.misses * decoded.run_bytes);
     });
 }
 

@@ -14,6 +14,7 @@ const SHAPE: Shape = Shape {
     dtype: F32,
     scales: false,
     coded: false,
+    decoded: false,
     sequences: 3,
     blocks: 8,
     slots: &[16],
@@ -204,6 +205,27 @@ fn options_that_make_no_sense_are_refused() {
         |o| (o.coding, o.block_size, o.dtype_code, o.dtype_bits) = (VWD_CODING_INT4, 16, 10, 8),
         &["options.dtype_code: float8_e4m3fn with INT4", "bfloat16"],
     );
+    possible.slot_coding = VWD_SLOTS_DECODED;
+    // SAFETY: both are valid.
+    assert_ok(unsafe { vwd_kv_cache_capacity(&possible, &mut sizes) });
+    let exact = &["options.slot_coding: VWD_SLOTS_DECODED with VWD_CODING_EXACT", "VWD_CODING_INT4 beside it"];
+    refused(|o| o.slot_coding = VWD_SLOTS_DECODED, exact);
+    refused(|o| (o.slot_coding, o.dtype_code, o.dtype_bits) = (VWD_SLOTS_DECODED, 4, 16), exact);
+    refused(|o| (o.slot_coding, o.dtype_code, o.dtype_bits) = (VWD_SLOTS_DECODED, 10, 8), exact);
+    refused(|o| o.slot_coding = u32::MAX, &["options.slot_coding: 4294967295", "VWD_SLOTS_AS_STORED"]);
+    refused(|o| (o.coding, o.slot_coding) = (2, VWD_SLOTS_DECODED), &["options.coding: 2", "VWD_CODING_INT4"]);
+    refused(
+        |o| {
+            (o.coding, o.block_size, o.key_dim, o.value_dim) = (VWD_CODING_INT4, 16, 64, 64);
+            o.slot_coding = 2;
+        },
+        &["options.slot_coding: 2", "VWD_SLOTS_AS_STORED or VWD_SLOTS_DECODED"],
+    );
+    refused(
+        |o| (o.coding, o.block_size, o.slot_coding) = (VWD_CODING_INT4, 24, VWD_SLOTS_DECODED),
+        &["options.block_size: 24 with INT4", "16 to 128"],
+    );
+    refused(|o| o.reserved = 1, &["options.reserved: 1"]);
     refused(|o| o.host_blocks = u32::MAX, &["options.host_blocks", "2^31"]);
     refused(|o| o.max_blocks = 1 << 30, &["options.max_blocks", "2^31"]);
     refused(|o| o.slots = u32::MAX, &["options.slots", "2^31"]);

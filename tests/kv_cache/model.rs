@@ -26,6 +26,8 @@ pub struct Shape {
     pub scales: bool,
     /// In INT4 once they are whole.
     pub coded: bool,
+    /// Slots hold what the codes stand for.
+    pub decoded: bool,
     pub sequences: usize,
     /// Of host memory.
     pub blocks: usize,
@@ -33,7 +35,7 @@ pub struct Shape {
     pub slots: &'static [u32],
 }
 
-pub const SHAPES: [Shape; 6] = [
+pub const SHAPES: [Shape; 9] = [
     Shape {
         layers: 2,
         heads: 2,
@@ -42,6 +44,7 @@ pub const SHAPES: [Shape; 6] = [
         dtype: BF16,
         scales: false,
         coded: false,
+        decoded: false,
         sequences: 6,
         blocks: 40,
         slots: &[32],
@@ -54,6 +57,7 @@ pub const SHAPES: [Shape; 6] = [
         dtype: F32,
         scales: false,
         coded: false,
+        decoded: false,
         sequences: 5,
         blocks: 60,
         slots: &[40],
@@ -66,6 +70,7 @@ pub const SHAPES: [Shape; 6] = [
         dtype: F8E4M3,
         scales: true,
         coded: false,
+        decoded: false,
         sequences: 9,
         blocks: 30,
         slots: &[8, 24, 16],
@@ -78,6 +83,7 @@ pub const SHAPES: [Shape; 6] = [
         dtype: F8E5M2,
         scales: false,
         coded: false,
+        decoded: false,
         sequences: 20,
         blocks: 64,
         slots: &[8],
@@ -90,6 +96,7 @@ pub const SHAPES: [Shape; 6] = [
         dtype: BF16,
         scales: false,
         coded: true,
+        decoded: false,
         sequences: 6,
         blocks: 40,
         slots: &[32, 12],
@@ -102,6 +109,46 @@ pub const SHAPES: [Shape; 6] = [
         dtype: F32,
         scales: false,
         coded: true,
+        decoded: false,
+        sequences: 4,
+        blocks: 30,
+        slots: &[10],
+    },
+    Shape {
+        layers: 2,
+        heads: 2,
+        block: 16,
+        dims: [64, 80],
+        dtype: BF16,
+        scales: false,
+        coded: true,
+        decoded: true,
+        sequences: 6,
+        blocks: 40,
+        slots: &[32, 12],
+    },
+    Shape {
+        layers: 1,
+        heads: 1,
+        block: 48,
+        dims: [256, 128],
+        dtype: F16,
+        scales: false,
+        coded: true,
+        decoded: true,
+        sequences: 4,
+        blocks: 30,
+        slots: &[10],
+    },
+    Shape {
+        layers: 1,
+        heads: 1,
+        block: 16,
+        dims: [96, 224],
+        dtype: F32,
+        scales: false,
+        coded: true,
+        decoded: true,
         sequences: 4,
         blocks: 30,
         slots: &[10],
@@ -130,12 +177,18 @@ impl Shape {
             layer_slots: if self.slots.len() == 1 { std::ptr::null() } else { self.slots.as_ptr() },
             hold: HOLD as u32,
             coding: if self.coded { VWD_CODING_INT4 } else { VWD_CODING_EXACT },
+            slot_coding: if self.decoded { VWD_SLOTS_DECODED } else { VWD_SLOTS_AS_STORED },
             ..args()
         }
     }
 
     fn slots(&self, layer: usize) -> usize {
         self.slots[layer.min(self.slots.len() - 1)] as usize
+    }
+
+    /// Of the tails, which those of a layer follow that blocks are fetched into.
+    fn tail_slots(&self) -> usize {
+        self.sequences * self.heads * if self.coded { 4 } else { 3 }
     }
 
     /// Bytes of a token's key, value and scales.
@@ -178,7 +231,7 @@ fn content(shape: &Shape, token: u64, layer: usize, head: usize, part: usize) ->
         y ^ y >> 27
     };
     if shape.coded {
-        return (0..shape.dims[part]).flat_map(|_| codes::number(shape.dtype, next())).collect();
+        return codes::row(shape, part, next);
     }
     let bytes = shape.parts()[part];
     (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(bytes).collect()
@@ -589,7 +642,7 @@ impl<'s> Checked<'s> {
         }
         if self.shape.coded && slot >= 0 {
             let is_exact = id == 0 || sequence.tail.holds(id as usize);
-            assert_eq!((slot as i64) < self.views[0].k.shape[0], is_exact, "block {id} in slot {slot}");
+            assert_eq!((slot as usize) < self.shape.tail_slots(), is_exact, "block {id} in slot {slot}");
         }
     }
 
@@ -597,11 +650,12 @@ impl<'s> Checked<'s> {
     fn look_at(&self, layer: usize) {
         let vwd_kv_cache_layer { k, int4_k, .. } = &self.views[layer];
         let end = |t: &vwd_tensor| t.data as usize + (t.shape[0] * t.strides[0] * t.dtype_bits as i64 / 8) as usize;
-        let (tails, slots) = (self.shape.sequences * self.shape.heads, self.shape.slots(layer));
-        let expected = if self.shape.coded { [4 * tails, slots] } else { [3 * tails + slots, 0] };
+        let (tails, slots) = (self.shape.tail_slots(), self.shape.slots(layer));
+        let has_codes = self.shape.coded && !self.shape.decoded;
+        let expected = if has_codes { [tails, slots] } else { [tails + slots, 0] };
         assert_eq!([k.shape[0], int4_k.shape[0]], expected.map(|n| n as i64));
         let mut pool = self.pool.borrow_mut();
-        pool.resize(end(if self.shape.coded { int4_k } else { k }) - k.data as usize, 0);
+        pool.resize(end(if has_codes { int4_k } else { k }) - k.data as usize, 0);
         self.backend.read(k.data as usize, &mut pool);
     }
 
@@ -613,12 +667,13 @@ impl<'s> Checked<'s> {
             return;
         }
         let (view, pool) = (&self.views[layer], self.pool.borrow());
-        if slot as i64 >= view.k.shape[0] {
-            let tokens = &sequence.tokens[begin..begin + self.shape.block];
-            return self.compare_codes([layer, head, slot as usize - view.k.shape[0] as usize], tokens, &pool);
-        }
         let tensors = [&view.k, &view.v, &view.k_scale, &view.v_scale];
         let end = sequence.tokens.len().min(begin + self.shape.block);
+        let coded = (self.shape.coded && slot as usize >= self.shape.tail_slots())
+            .then(|| self.coded(layer, head, &sequence.tokens[begin..begin + self.shape.block]));
+        if let Some(coded) = coded.as_ref().filter(|_| !self.shape.decoded) {
+            return self.compare_codes([layer, head, slot as usize - self.shape.tail_slots()], coded, &pool);
+        }
         for (n, &token) in sequence.tokens[begin..end].iter().enumerate() {
             for (part, (t, size)) in
                 tensors.into_iter().zip(self.shape.parts()).enumerate().filter(|(_, (_, size))| *size > 0)
@@ -627,9 +682,12 @@ impl<'s> Checked<'s> {
                 assert!((slot as i64) < t.shape[0]);
                 let at = (slot as i64 * t.strides[0] + n as i64 * t.strides[1]) * width;
                 let found = &pool[t.data as usize - view.k.data as usize + at as usize..][..size];
-                let same = self.content(token, layer, head, part) == found;
+                let expected = match &coded {
+                    Some(coded) => self.codes.in_slot(self.shape, coded, [layer, head, n, part]),
+                    None => self.content(token, layer, head, part),
+                };
                 assert!(
-                    same,
+                    expected == found,
                     "part {part} of token {} of block {id}, layer {layer}, KV head {head}, slot {slot}",
                     begin + n
                 );

@@ -60,7 +60,7 @@ impl DType {
         self.decode_float(&bytes[..self.bytes()])
     }
 
-    fn encode_float(self, x: f64, to: &mut [u8]) {
+    pub fn encode_float(self, x: f64, to: &mut [u8]) {
         match self {
             F32 => to.copy_from_slice(&(x as f32).to_le_bytes()),
             // Not from_f64, which drops the low bits before it rounds: a float32 just past a tie would go the wrong way.

@@ -484,6 +484,11 @@ static void tiered_cache(const vw::Session &session) {
   const vwd_kv_cache_layer coded = in_int4.view(0);
   CHECK(coded.int4_k.shape[0] == 4 && coded.int4_k.shape[3] == 32 && coded.weights.data == nullptr);
   CHECK(coded.k.shape[0] == 4 * std::int64_t(options.max_sequences * options.kv_heads));
+  options.slot_coding = VWD_SLOTS_DECODED;
+  const auto in_decoded_slots = vw::KvCache::create(session, options);
+  const vwd_kv_cache_layer decoded = in_decoded_slots.view(0);
+  CHECK(decoded.int4_k.data == nullptr && decoded.k.shape[0] == coded.k.shape[0] + 4);
+  CHECK(vw::KvCache::capacity(options).slot_bytes > vw::KvCache::capacity(options).run_bytes);
 }
 
 static void decoder_on_a_cache(const vw::Session &session) {

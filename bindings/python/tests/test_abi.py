@@ -82,6 +82,7 @@ class Abi(unittest.TestCase):
             ("SELECT", vanward.SelectStatus),
             ("REPAIR", vanward.RepairMode),
             ("CODING", vanward.Coding),
+            ("SLOTS", vanward.SlotCoding),
             ("GATHER", vanward.GatherEngine),
             ("ROPE", vanward.RopeStyle),
             ("TOPK", vanward.TopKOrder),

@@ -422,6 +422,16 @@ class Calls(unittest.TestCase):
             view = cache.view(0)
             assert view.int4_k is not None and view.int4 is not None
             self.assertEqual((view.k.shape[0], tuple(view.int4_k.shape)[:2], view.int4.block_size), (4, (4, 16), 16))
+        decoded = {**coded, "slot_coding": "decoded"}
+        sizes, larger = (vanward.KvCache.capacity(**options) for options in (coded, decoded))
+        self.assertEqual((sizes.slot_bytes, larger.slot_bytes), (sizes.run_bytes, 16 * 128 * 4))
+        with vanward.KvCache(self.session, **decoded) as cache:
+            view = cache.view(0)
+            self.assertEqual((view.k.shape[0], view.int4_k, view.int4), (8, None, None))
+        with self.assertRaisesRegex(vanward.InvalidArgument, "slot_coding"):
+            vanward.KvCache.capacity(**{**decoded, "coding": "exact", "weights": None})
+        with self.assertRaisesRegex(ValueError, "slot_coding"):
+            vanward.KvCache.capacity(**{**decoded, "slot_coding": "int4"})
         with self.assertRaisesRegex(ValueError, "weights: 1 numbers"):
             vanward.KvCache.capacity(**{**coded, "weights": [1.0]})
         with self.assertRaisesRegex(ValueError, "coding"):

@@ -928,17 +928,17 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^
 """,
     "vwd_kv_cache_layer": """Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 
-k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 those of
-                       the tails alone, n slots; slots from n on name the pages of the codes.
+k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name. With VWD_CODING_INT4 and
+                       VWD_SLOTS_AS_STORED those of the tails alone, n slots; slots from n on name the pages of the codes.
 k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
 tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
                        for vwd_index_update. With VWD_CODING_INT4 4·max_sequences: one more for a sequence's first block.
 tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
                        a sequence is in while it is one of the two newest; of the first block with VWD_CODING_INT4 always.
-int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights  With VWD_CODING_INT4, else absent: what `vwd_int4_kv` takes beside the
-                       slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k. weights [Hk, D], absent
-                       if the options had none.
+int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means  With VWD_CODING_INT4 and VWD_SLOTS_AS_STORED, else absent: what `vwd_int4_kv`
+                       takes beside the slots of lists, [slots, S, 1, …] and [slots, 1, 1, D]; means have the dtype of k.
+weights  [Hk, D]       Those of `vwd_int4_kv`, with VWD_CODING_INT4; absent if the options had none.
 """,
     "vwd_kv_cache_stats": """Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
 one KV head of one layer.
@@ -1424,7 +1424,8 @@ have in slots stays there. On CUDA such a row takes as long as its keys and valu
 a dense step of several positions, share that among the tokens that are accepted.
 
 With VWD_CODING_INT4 of the cache every strategy, and every dense row, attends a sequence's first block and its tail as they were appended,
-and the codes of the blocks between. VANWARD gives the results of SERIAL over the same codes.
+and the codes of the blocks between, or what these stand for with VWD_SLOTS_DECODED; its dense rows read codes in any case. VANWARD gives
+the results of SERIAL over the same codes.
 
 Blocks and allocates; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

@@ -144,6 +144,11 @@ class Coding(enum.IntEnum):
     INT4 = c.VWD_CODING_INT4
 
 
+class SlotCoding(enum.IntEnum):
+    AS_STORED = c.VWD_SLOTS_AS_STORED
+    DECODED = c.VWD_SLOTS_DECODED
+
+
 class TopKOrder(enum.IntEnum):
     ASCENDING = c.VWD_TOPK_ASCENDING
     BEST_FIRST = c.VWD_TOPK_BEST_FIRST
@@ -176,6 +181,7 @@ _TAKEN = {
     "engine": GatherEngine,
     "style": RopeStyle,
     "coding": Coding,
+    "slot_coding": SlotCoding,
 }
 
 

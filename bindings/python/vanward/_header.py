@@ -78,6 +78,8 @@ VWD_GATHER_KERNEL = 1
 VWD_GATHER_COPY_ENGINE = 2
 VWD_CODING_EXACT = 0
 VWD_CODING_INT4 = 1
+VWD_SLOTS_AS_STORED = 0
+VWD_SLOTS_DECODED = 1
 VWD_FORECAST_MEMORY = 1
 VWD_ROPE_HALVES = 0
 VWD_ROPE_INTERLEAVED = 1
@@ -616,6 +618,8 @@ class vwd_kv_cache_options(Structure):
         ("layer_slots", POINTER(c_uint32)),
         ("coding", c_uint32),
         ("weights", POINTER(c_float)),
+        ("slot_coding", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -628,6 +632,7 @@ class vwd_kv_cache_sizes(Structure):
         ("device_bytes", c_uint64),
         ("total_slots", c_uint64),
         ("largest_selection", c_uint64),
+        ("slot_bytes", c_uint64),
     ]
 
 

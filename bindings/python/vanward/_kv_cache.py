@@ -10,7 +10,7 @@ from . import _header
 from ._abi import lib
 from ._allocate import shape
 from ._arguments import Array, BlockList, Call, Int4KV, arguments, documented, whole
-from ._enums import Coding
+from ._enums import Coding, SlotCoding
 from ._errors import invoke
 from ._session import Session, at_once
 
@@ -33,6 +33,7 @@ class KvCacheSizes(NamedTuple):
     device_bytes: int
     total_slots: int
     largest_selection: int
+    slot_bytes: int
 
 
 @documented
@@ -76,7 +77,7 @@ class KvCacheLayer(NamedTuple):
 
     @property
     def int4(self) -> Int4KV | None:
-        """What PagedKV takes beside the slots of lists, of a cache with coding="int4"."""
+        """What PagedKV takes beside the slots of lists, of a cache with coding="int4" and slots as stored."""
         if self.int4_k is None:
             return None
         return Int4KV(
@@ -108,6 +109,7 @@ def _options(
     layer_slots: Sequence[int] | None = None,
     coding: Coding | str = "exact",
     weights: Sequence[float] | None = None,
+    slot_coding: SlotCoding | str = "as_stored",
 ) -> Any:
     if dtype not in _DTYPES:
         raise ValueError(f"kv_cache_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
@@ -115,6 +117,7 @@ def _options(
     fields = dict(layers=layers, kv_heads=kv_heads, block_size=block_size, key_dim=key_dim, value_dim=value_dim)
     fields.update(dtype_code=code, dtype_bits=bits, token_scales=int(token_scales), max_sequences=max_sequences)
     fields.update(max_blocks=max_blocks, host_blocks=host_blocks, slots=slots, hold=hold, coding=coding)
+    fields.update(slot_coding=slot_coding)
     options = arguments(_header.vwd_kv_cache_options, [], inputs=fields, outputs={})
     if layer_slots is not None:
         if len(layer_slots) != layers:
@@ -149,6 +152,7 @@ class KvCache:
     hold           What the last so many resolves of a layer named stays in its slot; 0 means 2.
     coding         "exact", or "int4": blocks are coded once they are whole.
     weights        With "int4": of key channels, layers · Hk · D numbers; None: 1.
+    slot_coding    "as_stored", or with "int4" "decoded": codes are decoded as they arrive in slots.
     """
 
     def __init__(self, session: Session, **options: Any):

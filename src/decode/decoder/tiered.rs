@@ -16,8 +16,8 @@
 //!
 //!   DENSE      attention over stored blocks, in host memory ─ resolve, fetch, wait ─ repair over the newest blocks ─ out
 //!
-//! Where blocks are coded in INT4, every list with slots names blocks of both kinds. Dense rows then read the first block in its tail and codes in host
-//! memory, and repair adds the newest blocks as these lie, coded or not.
+//! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
+//! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
 //! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
 //! reads stay while `hold` of the cache is at least 2.
@@ -49,8 +49,8 @@ pub struct Tiered {
     views: Vec<vwd_kv_cache_layer>,
     /// Keys, values and scales of each layer in host memory; none where blocks are coded.
     stored: Vec<[vwd_tensor; 4]>,
-    /// The codes in the slots of each layer, and those in host memory, among which no first block of a sequence is; none where blocks are not
-    /// coded. Which of the latter a row has, its step says.
+    /// The codes in the slots of each layer, none where slots hold keys and values; and those in host memory, among which no first block of a
+    /// sequence is, none where blocks are not coded. Which of the latter a row has, its step says.
     coded: Vec<vwd_int4_kv>,
     stored_codes: Vec<vwd_int4_kv>,
 }
@@ -63,10 +63,12 @@ fn codes([k, v, k_scale, v_scale, means]: [vwd_tensor; 5], block_size: usize, we
 impl Tiered {
     pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
         const PURPOSE: &str = "the layers of a decoder";
-        let kv::Options { layers, block_size, is_coded, .. } = *cache.options();
-        let [of_exact, of_codes] = if is_coded { [0, layers] } else { [layers, 0] };
-        let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(of_exact, PURPOSE)?);
-        let (mut coded, mut stored_codes) = (reserved(of_codes, PURPOSE)?, reserved(of_codes, PURPOSE)?);
+        let options = *cache.options();
+        let kv::Options { layers, block_size, is_coded, .. } = options;
+        let if_so = |has: bool| if has { layers } else { 0 };
+        let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(if_so(!is_coded), PURPOSE)?);
+        let mut stored_codes = reserved(if_so(is_coded), PURPOSE)?;
+        let mut coded = reserved(if_so(options.has_coded_slots()), PURPOSE)?;
         for layer in 0..layers as u32 {
             let view = cache.view(layer)?;
             views.push(view);
@@ -75,7 +77,9 @@ impl Tiered {
                 continue;
             }
             let vwd_kv_cache_layer { int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means, weights, .. } = view;
-            coded.push(codes([int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means], block_size, weights));
+            if options.has_coded_slots() {
+                coded.push(codes([int4_k, int4_v, int4_k_scale, int4_v_scale, int4_means], block_size, weights));
+            }
             let exact_tokens = block_size as u32;
             let of_host = codes(cache.stored_codes(layer)?, block_size, weights);
             stored_codes.push(vwd_int4_kv { exact_tokens, ..of_host });
@@ -83,7 +87,7 @@ impl Tiered {
         Ok(Tiered { cache: cache.clone(), views, stored, coded, stored_codes })
     }
 
-    /// The codes in the slots of a layer; NULL where blocks are not coded.
+    /// The codes in the slots of a layer; NULL where slots hold keys and values.
     pub fn coded(&self, layer: usize) -> *const vwd_int4_kv {
         self.coded.get(layer).map_or(std::ptr::null(), std::ptr::from_ref)
     }

@@ -151,8 +151,9 @@ struct Layer {
     /// [host_blocks, Hk] runs.
     host: Pinned,
     options: Options,
-    /// How a block lies on the host and in the slots that it is fetched into, and in a tail.
+    /// How a block lies on the host, in the slots that it is fetched into, and in a tail.
     run: Run,
+    slot_run: Run,
     tail_run: Run,
     coder: Option<Coder>,
     /// The tail of each sequence.
@@ -223,6 +224,7 @@ impl Layer {
             host: Pinned::alloc(session, options.host_bytes())?,
             options: *options,
             run: options.run(),
+            slot_run: options.slot_run(),
             tail_run: options.tail_run(),
             coder: options.is_coded.then(|| Coder::new(options, weights)).transpose()?,
             tails: filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?,
@@ -233,7 +235,7 @@ impl Layer {
 
     /// A slot that blocks are fetched into.
     fn slot(&self, slot: usize) -> *mut u8 {
-        self.pool.data().wrapping_add(self.options.first_slot_at() as usize + slot * self.run.bytes)
+        self.pool.data().wrapping_add(self.options.first_slot_at() as usize + slot * self.slot_run.bytes)
     }
 
     /// The slot of a block in a tail.
@@ -405,9 +407,23 @@ impl Layer {
             let settled = self.residents.settle(block * self.options.kv_heads + head);
             let Some((slot, evicted)) = settled else { return };
             self.counters.count(evicted);
-            let [from, to] = [self.whole_tail(sequence, number, head), self.slot(slot)];
-            // SAFETY: two runs of the pool.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, self.run.bytes) };
+            // SAFETY: a run as it lies on the host, and a slot, of the pool.
+            unsafe { self.bring(head, self.whole_tail(sequence, number, head), slot) };
+        }
+    }
+
+    /// Copies a run as it lies on the host to a slot, where it may be decoded.
+    ///
+    /// # Safety
+    /// `from` is a run of KV head `head`, and nobody else uses the slot.
+    unsafe fn bring(&self, head: usize, from: *const u8, slot: usize) {
+        let to = self.slot(slot);
+        // SAFETY: a slot has room for the run, or for what its codes stand for.
+        unsafe {
+            match self.coder.as_ref().filter(|_| self.options.is_decoded) {
+                Some(coder) => coder.decode(head, from, to),
+                None => std::ptr::copy_nonoverlapping(from, to, self.run.bytes),
+            }
         }
     }
 
@@ -494,13 +510,10 @@ impl Layer {
     pub fn fetch(&mut self, cpu: &Cpu) -> usize {
         let (heads, copies) = (self.options.kv_heads, self.residents.copies());
         let this = &*self;
-        cpu.parallel(copies, self.run.bytes, |n| {
+        cpu.parallel(copies, self.slot_run.bytes, |n| {
             let Some((slot, host_run)) = this.residents.copy(n) else { return };
             // SAFETY: a run of host memory and a run of the pool; every copy has its own slot.
-            unsafe {
-                let (from, to) = (this.host(host_run / heads, host_run % heads), this.slot(slot));
-                std::ptr::copy_nonoverlapping(from, to, this.run.bytes)
-            };
+            unsafe { this.bring(host_run % heads, this.host(host_run / heads, host_run % heads), slot) };
         });
         self.counters.bytes_fetched += (self.residents.finish_copies() * self.run.bytes) as u64;
         copies

@@ -49,8 +49,8 @@ use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, M
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
-    AppendParams, Blocks, Cache, Clock, CodeParams, Coding, FetchParams, ForkParams, Layer, MOST_BLOCKS, OpenParams,
-    ResolveParams, RowParams, TableParams, Tail, Totals,
+    AppendParams, Blocks, Cache, Clock, CodeParams, Coding, DecodeParams, FetchParams, ForkParams, Layer, MOST_BLOCKS,
+    OpenParams, ResolveParams, RowParams, TableParams, Tail, Totals,
 };
 use std::ffi::c_void;
 use std::ops::Range;
@@ -62,9 +62,12 @@ pub struct Kernels {
     /// CTAs of the largest cluster in which the device runs `give`.
     most_give: u32,
     append: Kernel,
+    append_decoded: Kernel,
     spill: Kernel,
     fetch: Kernel,
     fetch_grid: Grid,
+    fetch_decoded: Kernel,
+    decoded_grid: Grid,
     write_back: Kernel,
     table: Kernel,
     open: Kernel,
@@ -94,6 +97,12 @@ impl cuda::Kernels for Kernels {
             fetch = fetch.sharing(tuning::FETCH_ROOM);
             fetch_grid = Grid { ctas: tuning::BULK_CTAS, kind: fetch.in_pairs(tuning::FETCH_THREADS), ..fetch_grid };
         }
+        let fetch_decoded = modules.kernel("cache/coded", "cache_fetch_decoded")?;
+        fetch_decoded.allow_shared(tuning::MOST_STAGES)?;
+        let mut decoded_grid = plain(tuning::DECODE_CTAS, tuning::DECODE_THREADS);
+        if modules.facts().capability >= 90 {
+            decoded_grid.kind = fetch_decoded.sharing(tuning::MOST_STAGES).in_pairs(tuning::DECODE_THREADS);
+        }
         let give = modules.kernel(resolve, "cache_give")?;
         let sizes = if modules.facts().capability >= 90 { &[LARGEST_CLUSTER, 4, 2][..] } else { &[] };
         let formed = |&&size: &&u32| give.active_clusters(size, tuning::MOST_GIVE_THREADS) > 0;
@@ -102,9 +111,12 @@ impl cuda::Kernels for Kernels {
             give,
             most_give: sizes.iter().find(formed).copied().unwrap_or(1),
             append: modules.kernel("cache/append", "cache_append")?,
+            append_decoded: modules.kernel("cache/append", "cache_append_decoded")?,
             spill: modules.kernel("cache/append", "cache_spill")?,
             fetch,
             fetch_grid,
+            fetch_decoded,
+            decoded_grid,
             write_back: modules.kernel("cache/copies", "cache_write_back")?,
             table: modules.kernel(sequences, "cache_table")?,
             open: modules.kernel(sequences, "cache_open")?,
@@ -133,6 +145,11 @@ mod tuning {
     /// CTAs that keep the bus busy by bulk copies, by plain loads, and by stores to host memory.
     pub const BULK_CTAS: u32 = 4;
     pub const PLAIN_CTAS: usize = 32;
+    /// CTAs that decode what they fetch, half as many as would take all that the bus brings by the instructions of a run; not measured.
+    pub const DECODE_CTAS: usize = 16;
+    pub const DECODE_THREADS: u32 = 256;
+    /// Two stages of the largest run of codes: 128 tokens of 256 channels, their scales, and a mean of float32.
+    pub const MOST_STAGES: u32 = 2 * (128 * (256 + 2) + 1024);
     pub const WRITE_CTAS: u32 = 4;
     pub const WRITE_THREADS: u32 = 256;
     /// CTAs that code blocks: more than copies take, since a block's numbers take longer than its bytes.
@@ -352,9 +369,10 @@ impl Layers {
         let kernels: &Kernels = enqueue.kernels();
         let (heads, size, most) = (self.cache.kv_heads(), self.cache.block_size(), r.most_tokens());
         let layer = self.layers[r.layer].params;
+        let append = if self.cache.is_decoded() { &kernels.append_decoded } else { &kernels.append };
         let per_row = self.per_row(enqueue, r, most.min(size) * heads);
         let grid = Grid { kind: enqueue.dependent_kind(), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
-        let mut params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
+        let mut params = AppendParams::new(&layer, &self.cache, self.coding, r, per_row as u32);
         let (code, to_code) =
             (CodeParams { layer, cache: self.cache, coding }, plain(tuning::CODE_CTAS, tuning::CODE_THREADS));
         // The pages that the last append listed, and may be written now, have been read, and its codes made.
@@ -362,12 +380,12 @@ impl Layers {
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
             if most <= size {
-                enqueue.launch(&kernels.append, grid, [param(&params)])?;
+                enqueue.launch(append, grid, [param(&params)])?;
                 return self.streams.write.launch(enqueue, r.layer, &kernels.code, to_code, [param(&code)]);
             }
             for window in 0..(most - 1).div_ceil(size) + 1 {
                 params.window = window as u32;
-                enqueue.launch(&kernels.append, grid, [param(&params)])?;
+                enqueue.launch(append, grid, [param(&params)])?;
                 enqueue.launch(&kernels.code, to_code, [param(&code)])?;
             }
         }
@@ -376,10 +394,16 @@ impl Layers {
 
     fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {
         let kernels: &Kernels = enqueue.kernels();
-        let params = FetchParams { layer: self.layers[layer].params, cache: self.cache, is_wait: is_wait as u32 };
-        // SAFETY: the kernel's struct; the layer's memory lives until the stream has passed.
+        let (stream, of_layer) = (self.streams.fetch(layer), self.layers[layer].params);
+        let fetch = FetchParams { layer: of_layer, cache: self.cache, is_wait: is_wait as u32 };
+        // SAFETY: the kernels' structs; the layer's memory lives until the stream has passed.
         unsafe {
-            self.streams.fetch(layer).launch(enqueue, layer, &kernels.fetch, kernels.fetch_grid, [param(&params)])
+            let Some(coding) = self.coding.filter(|_| self.cache.is_decoded()) else {
+                return stream.launch(enqueue, layer, &kernels.fetch, kernels.fetch_grid, [param(&fetch)]);
+            };
+            let kernel = kernels.fetch_decoded.sharing(2 * self.cache.run as u32);
+            let params = DecodeParams { fetch, coding };
+            stream.launch(enqueue, layer, &kernel, kernels.decoded_grid, [param(&params)])
         }
     }
 }
@@ -478,7 +502,7 @@ impl Store for Layers {
         // The pages that the last append listed, and may be written now, have been read.
         self.streams.write.join(enqueue, r.layer)?;
         let per_row = self.per_row(enqueue, r, tokens);
-        let params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
+        let params = AppendParams::new(&layer, &self.cache, None, r, per_row as u32);
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
             if self.cache.may_spill(r.most_tokens()) {

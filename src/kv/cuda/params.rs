@@ -134,6 +134,7 @@ kernel_struct! {
         pub lens: *mut i32,
         pub run: u64,
         pub tail_run: u64,
+        pub slot_run: u64,
         pub parts: [u32; 4],
         pub token: [u32; 4],
         pub size: Divisor,
@@ -148,6 +149,11 @@ kernel_struct! {
 }
 
 impl Cache {
+    /// Whether slots hold what codes stand for.
+    pub fn is_decoded(&self) -> bool {
+        self.slot_run != self.run
+    }
+
     pub fn block_size(&self) -> usize {
         self.size.value as usize
     }
@@ -216,6 +222,7 @@ kernel_struct! {
         pub window: u32,
         unused: u32,
         log_unit: [u32; 4],
+        coding: Coding,
     }
 }
 
@@ -223,7 +230,8 @@ impl AppendParams {
     /// No window: all tokens of each row.
     pub const ALL: u32 = u32::MAX;
 
-    pub fn new(layer: &Layer, cache: &Cache, r: &AppendRequest, per_row: u32) -> AppendParams {
+    /// `coding` is read where blocks are coded.
+    pub fn new(layer: &Layer, cache: &Cache, coding: Option<Coding>, r: &AppendRequest, per_row: u32) -> AppendParams {
         let (parts, lens) = (r.parts(), r.lens.as_ref());
         let rows = parts.map(PartRows::new);
         let unit = |n: usize| rows[n].log_unit(parts[n], cache.parts[n], cache.token[n]);
@@ -242,6 +250,7 @@ impl AppendParams {
             window: AppendParams::ALL,
             unused: 0,
             log_unit: [unit(0), unit(1), unit(2), unit(3)],
+            coding: coding.unwrap_or_default(),
         }
     }
 }
@@ -357,6 +366,14 @@ kernel_struct! {
     }
 }
 
+kernel_struct! {
+    /// Mirrors DecodeParams of kernels/cache/params.cuh.
+    pub struct DecodeParams {
+        pub fetch: FetchParams,
+        pub coding: Coding,
+    }
+}
+
 /// Blocks of a launch.
 pub const MOST_BLOCKS: usize = 900;
 
@@ -426,7 +443,7 @@ kernel_struct! {
 
 kernel_struct! {
     /// Mirrors Coding of kernels/cache/params.cuh.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Default)]
     pub struct Coding {
         parts: [u32; 4],
         mean: u32,
@@ -494,6 +511,7 @@ mod tests {
             ListRows::layout("ListRows"),
             ResolveParams::layout("ResolveParams"),
             FetchParams::layout("FetchParams"),
+            DecodeParams::layout("DecodeParams"),
             Blocks::layout("Blocks"),
             TableParams::layout("TableParams"),
             RowParams::layout("RowParams"),

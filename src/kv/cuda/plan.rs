@@ -118,6 +118,7 @@ impl Tables {
             lens: (base + self.lens) as *mut _,
             run: options.run().bytes as u64,
             tail_run: tail_run.bytes as u64,
+            slot_run: options.slot_run().bytes as u64,
             parts: tail_run.parts.map(|part| part.begin as u32),
             token: tail_run.parts.map(|part| part.token as u32),
             size: Divisor::new(options.block_size as u32),
