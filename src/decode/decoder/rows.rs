@@ -92,13 +92,13 @@ pub struct Tiers {
     pub newest_counts: *mut i32,
 }
 
-/// Of the first `stored` blocks, those with tokens that some position from `first` on sees through a window.
+/// The blocks among the first `stored` that have tokens which some position from `first` on sees through a window.
 pub fn seen_blocks(stored: usize, block_size: usize, first: usize, window: usize) -> Range<usize> {
     stored.min((first + 1).saturating_sub(window) / block_size)..stored
 }
 
 impl Tiers {
-    /// Of a decoder without a cache.
+    /// A decoder without a cache has none.
     pub const NONE: Tiers = Tiers {
         table_blocks: 0,
         stored: std::ptr::null_mut(),
