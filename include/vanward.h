@@ -906,7 +906,7 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
  *                               token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
  *                               8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
- *                               to 12 MB where those of one sequence are no more.
+ *                               to 12 MB where those of one sequence are no more. `vwd_verify_tree_scratch` tells how much.
  * args->accepted     [B]        int32, out: the number of nodes on the path, without the root.
  * args->path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
  *                               path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
@@ -942,6 +942,22 @@ VWD_API
 vwd_status vwd_verify_tree(const vwd_session *session,
                            const vwd_verify_tree_args *args,
                            vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_verify_tree` with these arguments needs in its stream's arena: 0 on a CPU session, and where target is
+ * given.
+ *
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, dtypes and scalars, never from the
+ * contents of tensors, which need not be written yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_verify_tree_scratch(const vwd_session *session,
+                                   const vwd_verify_tree_args *args,
+                                   uint64_t *bytes);
 
 /** A compactor: the paged caches of all layers, whose rows `vwd_compact` moves. Opaque. */
 typedef struct vwd_compactor vwd_compactor;

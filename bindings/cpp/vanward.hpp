@@ -531,6 +531,9 @@ class BasicSession {
   Return<std::uint64_t> verify_sample_scratch(const vwd_verify_sample_args &args) const {
     return scratch(vwd_verify_sample_scratch, args);
   }
+  Return<std::uint64_t> verify_tree_scratch(const vwd_verify_tree_args &args) const {
+    return scratch(vwd_verify_tree_scratch, args);
+  }
   Return<std::uint64_t> select_blocks_scratch(const vwd_select_blocks_args &args) const {
     return scratch(vwd_select_blocks_scratch, args);
   }

@@ -315,7 +315,7 @@ target       [B, N]     dtype of tokens: the target's token after each node. Giv
 logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
                         token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
                         8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
-                        to 12 MB where those of one sequence are no more.
+                        to 12 MB where those of one sequence are no more. `vwd_verify_tree_scratch` tells how much.
 accepted     [B]        int32, out: the number of nodes on the path, without the root.
 path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
                         path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
@@ -346,6 +346,16 @@ its scratch is there; may be captured: seeds, positions and all else are read wh
 ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
 more, 2^24 rows of logits and drafts or more where the walk samples), DRIVER, INTERNAL.
+""",
+    "vwd_verify_tree_scratch": """Tells how many bytes of scratch `vwd_verify_tree` with these arguments needs in its stream's arena: 0 on a CPU session, and where target is
+given.
+
+Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, dtypes and scalars, never from the
+contents of tensors, which need not be written yet. The arguments are checked as in the call.
+
+bytes  Out.
+
+Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
 """,
     "vwd_compactor_create": """Creates a compactor over a set of caches.
 

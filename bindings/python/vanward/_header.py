@@ -1082,6 +1082,7 @@ PROTOTYPES = {
     "vwd_select_tokens_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_topk": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_attention": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_verify_tree_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_attention_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_merge_states": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_repair": (c_int32, [c_void_p, c_void_p, c_void_p]),
