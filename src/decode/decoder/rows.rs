@@ -1,6 +1,7 @@
 //! What a decoder computes itself, row by row: who attends how, tokens to their pages, outputs together, and what was accepted.
 
 use super::memory::Kind;
+use super::options::Options;
 use crate::core::tensor::Tensor;
 use crate::ops::views::Pages;
 
@@ -157,6 +158,28 @@ pub struct Past<'a> {
     pub init: u32,
     /// Number of sequences.
     pub count: usize,
+}
+
+impl<'a> Past<'a> {
+    /// The lists of sequences, one for each KV head, which are emptied: their counts, of as many sequences as the decoder has.
+    pub fn emptied(options: &Options, sequences: Option<Tensor<'a>>, rows: usize, past_counts: *mut i32) -> Past<'a> {
+        Past {
+            sequences,
+            rows,
+            lens: std::ptr::null(),
+            places: std::ptr::null(),
+            ids: std::ptr::null_mut(),
+            counts: std::ptr::null_mut(),
+            past_ids: std::ptr::null_mut(),
+            past_counts,
+            heads: options.kv_heads,
+            capacity: 0,
+            past_capacity: 0,
+            block_size: options.block_size,
+            init: 0,
+            count: options.max_sequences,
+        }
+    }
 }
 
 /// What is known of the drafts of each sequence, [max_sequences] each.

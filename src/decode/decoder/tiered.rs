@@ -163,20 +163,10 @@ pub fn forget<'a>(decoder: &Decoder, layer: usize, sequences: Option<Tensor<'a>>
         (&decoder.options, &decoder.memory, decoder.plan.tiered.past[layer]);
     let policy = &options.layers[layer];
     Past {
-        sequences,
-        rows,
-        lens: std::ptr::null(),
-        places: std::ptr::null(),
-        ids: std::ptr::null_mut(),
-        counts: std::ptr::null_mut(),
         past_ids: memory.at(past_ids),
-        past_counts: memory.at(past_counts),
-        heads: options.kv_heads,
-        capacity: 0,
         past_capacity: policy.selected_capacity(),
-        block_size: options.block_size,
         init: policy.init,
-        count: options.max_sequences,
+        ..Past::emptied(options, sequences, rows, memory.at(past_counts))
     }
 }
 
