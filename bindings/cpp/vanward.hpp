@@ -715,6 +715,9 @@ class BasicKvCache {
   Return<void> append(const vwd_kv_cache_append_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_kv_cache_append(get(), &args, stream));
   }
+  Return<void> compact(const vwd_kv_cache_compact_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_compact(get(), &args, stream));
+  }
   Return<void> resolve(const vwd_kv_cache_resolve_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_kv_cache_resolve(get(), &args, stream));
   }

@@ -250,6 +250,10 @@ static inline outcome kv_cache_append(const vwd_kv_cache *cache, const vwd_kv_ca
                                       uintptr_t stream) {
   return outcome_of(vwd_kv_cache_append(cache, args, (vwd_stream)stream));
 }
+static inline outcome kv_cache_compact(const vwd_kv_cache *cache, const vwd_kv_cache_compact_args *args,
+                                       uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_compact(cache, args, (vwd_stream)stream));
+}
 static inline outcome kv_cache_resolve(const vwd_kv_cache *cache, const vwd_kv_cache_resolve_args *args,
                                        uintptr_t stream) {
   return outcome_of(vwd_kv_cache_resolve(cache, args, (vwd_stream)stream));

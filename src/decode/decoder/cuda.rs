@@ -65,6 +65,7 @@ kernel_struct! {
         stored: *mut i32,
         newest_ids: *mut i32,
         newest_counts: *mut i32,
+        floors: *const i32,
         mode: i32,
         positions: i32,
         page_size: i32,
@@ -72,9 +73,9 @@ kernel_struct! {
         classes: u32,
         max_rows: u32,
         shortest: u32,
-        keeps_summaries: u32,
         table_blocks: u32,
         newest: u32,
+        unused: u32,
         sequences: EntryParams,
         counted_rows: *mut i32,
         counted_lens: *mut i32,
@@ -228,7 +229,7 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         Modes::Each(modes) => (Some(modes), 0),
     };
     let nowhere = std::ptr::null_mut();
-    let none = Tiers { table_blocks: 0, stored: nowhere, newest_ids: nowhere, newest_counts: nowhere };
+    let none = Tiers { table_blocks: 0, floors: nowhere, stored: nowhere, newest_ids: nowhere, newest_counts: nowhere };
     let tiers = r.tiers.unwrap_or(none);
     let counted = r.counted.as_ref();
     let params = DistributeParams {
@@ -244,6 +245,7 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         stored: tiers.stored,
         newest_ids: tiers.newest_ids,
         newest_counts: tiers.newest_counts,
+        floors: tiers.floors,
         mode,
         positions: r.positions as i32,
         page_size: saturated(r.page_size).min(i32::MAX as u32) as i32,
@@ -251,9 +253,9 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         classes: r.classes as u32,
         max_rows: r.max_rows as u32,
         shortest: r.shortest,
-        keeps_summaries: r.keeps_summaries as u32,
         table_blocks: saturated(tiers.table_blocks),
         newest: NEWEST as u32,
+        unused: 0,
         sequences: EntryParams::new(counted.and_then(|counted| counted.sequences.as_ref())),
         counted_rows: counted.map_or(nowhere, |counted| counted.rows),
         counted_lens: counted.map_or(nowhere, |counted| counted.lens),

@@ -42,8 +42,6 @@ pub struct Distribute<'a> {
     /// No row is shorter, says the caller; 0: unknown.
     pub shortest: u32,
     pub classes: usize,
-    /// Whether only the blocks of the step's own tokens are summarised, whatever `begin` says.
-    pub keeps_summaries: bool,
     /// Rows that `lens` has room for.
     pub max_rows: usize,
     pub thresholds: *const i32,
@@ -78,6 +76,8 @@ pub struct Counted<'a> {
 pub struct Tiers {
     /// The most blocks that a row has.
     pub table_blocks: usize,
+    /// [max_rows]: the first token of the blocks that the cache has exact, which `begin` may have summarised anew.
+    pub floors: *const i32,
     /// [max_rows]: the number of leading blocks that are read in host memory.
     pub stored: *mut i32,
     /// [max_rows, NEWEST] and [max_rows]: ids and number of the blocks after them.

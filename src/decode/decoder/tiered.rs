@@ -111,6 +111,7 @@ impl Tiered {
             sequences: decoder.session.checks().required("sequences", &sequences)?,
             blocks: memory.at(plan.blocks),
             tails: memory.at(plan.tails),
+            floors: memory.at(plan.floors),
         };
         // SAFETY: the decoder's memory has room for the tables of all rows, and the step's contract keeps the tensor valid.
         unsafe { self.cache.row_tables(&tables, stream)? };
@@ -412,11 +413,13 @@ impl Attend<'_> {
 
     /// Keeps the state. What it writes to `out` is replaced.
     fn over_stored(&self) -> vwd_attention_args {
-        let (list, state) = (self.layer.stored_blocks(), self.state());
+        let (list, state, all) = (self.layer.stored_blocks(), self.state(), self.over_all());
         let block_size = self.layer.decoder.options.block_size as u32;
-        // Sinks enter the result once, in the end.
-        let sinks = vwd_tensor { data: std::ptr::null_mut(), ..self.args.sinks };
-        vwd_attention_args { block_size, list, state, sinks, ..self.over_all() }
+        let absent = |t: vwd_tensor| vwd_tensor { data: std::ptr::null_mut(), ..t };
+        // Sinks enter the result once, in the end. A step has no more rows than a block tokens, so that all nodes of a tree lie in the newest
+        // blocks, and only a window depends on how the rows see each other.
+        let tree = if all.window == 0 { absent(all.tree) } else { all.tree };
+        vwd_attention_args { block_size, list, state, sinks: absent(all.sinks), tree, ..all }
     }
 
     /// Adds the newest blocks to the state of the stored ones. None of them was predicted.
@@ -435,6 +438,7 @@ impl Attend<'_> {
             predicted: self.layer.no_blocks(),
             selected: self.layer.newest_blocks(),
             predicted_state: state,
+            tree: self.layer.step.tree,
             sinks: self.args.sinks,
             out,
             ..zeroed()
