@@ -8,7 +8,8 @@ each KV head, `dense` to all tokens. `error` is that of the result against float
 that of the decoded ones against bfloat16, which keys that are drawn at random make larger than those of a model. `bf16` and `int4` are GPU times of a
 call in a CUDA graph, microseconds, medians, of inputs that are in no cache; `ratio` is the second over the first, and `read` the time in which the device
 reads as many bytes as INT4 has. `by_head` and `ratio_by_head` are those of codes and scales of which a page has all tokens of a head side by side, which
-strides say; elsewhere a page has all heads of a token side by side.
+strides say; elsewhere a page has all heads of a token side by side. `positions` is 9 where a token and eight drafts are verified, of which the last one
+has to see what a single position does.
 """
 
 import math
@@ -19,6 +20,7 @@ from attention import BLOCK, DIM, HEADS, KV_HEADS, Case, random
 from timing import run, vanward
 
 GROUP = HEADS // KV_HEADS
+DRAFTED = 9
 
 
 def hadamard(n):
@@ -120,11 +122,29 @@ def point(session, timer, rows, what, batch, tokens, budget, listed):
              read=timer.copy(2 * case.read_bytes) / 2)
 
 
+def drafts(session, timer, rows, what, batch, tokens, budget, listed):
+    case = Int4Case(session, batch, tokens, budget)
+    case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed))(0)
+    single = case.out.float()
+    case.q = torch.cat([random(batch, DRAFTED - 1, HEADS, DIM), case.q[:, None]], 1)
+    case.out = torch.empty_like(case.q)
+    exact = case.on_current_stream(lambda i, stream: case.attention(i, stream, listed=listed))
+    coded = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed))
+    coded(0)
+    torch.cuda.synchronize()
+    found = error(case.out[:, -1], single)
+    assert found < 1e-2, f"{what} batch {batch} tokens {budget}: error {found:.1e}"
+    bf16, int4 = (min(timer.graph(call, case.sets) for _ in range(2)) for call in (exact, coded))
+    rows.put(what, batch=batch, tokens=budget, positions=DRAFTED, bf16=bf16, int4=int4, ratio=int4 / bf16, read=timer.copy(2 * case.read_bytes) / 2)
+
+
 def measure(session, timer, rows, quick):
     for batch, budget in [(1, 4096), (1, 8192), (16, 4096)][: 2 if quick else 3]:
         point(session, timer, rows, "listed", batch, 32 << 10, budget, True)
     for batch, tokens in [(1, 32 << 10), (1, 128 << 10), (8, 32 << 10)][: 2 if quick else 3]:
         point(session, timer, rows, "dense", batch, tokens, tokens, False)
+    for batch, tokens, budget in [(1, 32 << 10, 4096), (1, 32 << 10, 0), (1, 128 << 10, 0)][: 2 if quick else 3]:
+        drafts(session, timer, rows, "listed drafts" if budget else "dense drafts", batch, tokens, budget or tokens, budget > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Attention to keys and values in INT4 of 128 channels (variant int4_128): up to 16 rows of a KV head and list.
+// Attention to keys and values in INT4 of 128 channels (variant int4_128): up to 16 rows of a KV head and list at a time.
 //
 //   key = mean + w∘(H·(s·(c − 7.5))),  value = H·(s·(c − 7.5)),  H: Hadamard's matrix, symmetric and its own inverse
 //   q·key = q·mean + s·(Σ t_c·c − 7.5·Σ t_c) with t = H·(w∘q), which is made once a CTA, divided by a power of two a row, in float16 or, of up to

@@ -40,6 +40,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
         const uint32 blocks = is_taken ? min(whole + rest, p.table_blocks) : 0, stored = blocks - min(blocks, p.newest);
         p.stored[i] = stored, p.newest_counts[i] = blocks - stored;
         for (uint32 n = 0; n < p.newest; ++n) p.newest_ids[i * p.newest + n] = stored + n;
+        for (uint32 w = 0; w < p.window_count; ++w) {
+            const uint32 row = w * p.max_rows + i, begin = max(first + 1 - p.windows[w], 0) / size, seen = min(stored - min(begin, stored), p.seen_cap);
+            p.seen_counts[row] = seen;
+            for (uint32 n = 0; n < seen; ++n) p.seen_ids[uint64(row) * p.seen_cap + n] = begin + n;
+        }
     }
     if (p.counted_rows) {
         const uint32 sequence = p.sequences.at_or(i, i);

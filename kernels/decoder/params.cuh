@@ -26,10 +26,15 @@ struct DistributeParams {
     // With a tiered cache, whose pages are blocks, else null: how many leading blocks dense rows read in host memory [max_rows], and ids
     // [max_rows, newest] and number [max_rows] of the blocks after them.
     int32 *stored, *newest_ids, *newest_counts;
+    // [window_count]; of the blocks read in host memory, ids [window_count, max_rows, seen_cap] and number [window_count, max_rows] of those that a
+    // row's positions see through each window.
+    const int32 *windows;
+    int32 *seen_ids, *seen_counts;
     const int32 *floors;  // with a tiered cache: the first token that `begin` may have summarised anew [max_rows]
     int32 mode, positions, page_size;
     uint32 batch, classes, max_rows, shortest;
-    uint32 table_blocks, newest, unused;  // the most blocks that a row has; the most that come after stored ones
+    uint32 table_blocks, newest;  // the most blocks that a row has; the most that come after stored ones
+    uint32 window_count, seen_cap, unused;
     // With the term for what lists leave out, else null: the sequence of a row that takes part, or −1; the number of tokens that its sums are of;
     // the first one that is new or was replaced [max_rows].
     Entries sequences;  // [B], or null

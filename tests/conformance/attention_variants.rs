@@ -139,8 +139,13 @@ fn in_int4(rng: &mut Rng) -> Spec {
     let page: usize = rng.pick(&[block, 2 * block, 16, 64]);
     let page = if block.is_multiple_of(page) || page.is_multiple_of(block) { page } else { block };
     let q_type = rng.pick(&[F16, BF16]);
-    let (kv_heads, group) = rng.pick(&[(1, 1), (2, 4), (3, 3), (1, 8), (2, 7), (1, 6), (2, 12), (1, 16)]);
-    let positions = if group <= 8 && rng.one_in(3) { Some(16 / group.max(4)) } else { None };
+    let (kv_heads, group) = rng.pick(&[(1, 1), (2, 4), (3, 3), (1, 8), (2, 7), (1, 6), (2, 12), (1, 16), (1, 20)]);
+    // Up to 16 rows a list, or drafts that are verified.
+    let positions = match rng.size(0..=5) {
+        0 | 1 if group <= 8 => Some(16 / group.max(4)),
+        2 => Some(rng.pick(&[5, 9])),
+        _ => None,
+    };
     let lists = rng.pick(&[Lists::Absent, Lists::Shared, if positions.is_some() { Lists::Own } else { Lists::Shared }]);
     Spec {
         batch: rng.size(1..=3),

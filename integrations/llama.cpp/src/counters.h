@@ -12,6 +12,7 @@
     X(errors, "calls into Vanward that failed")                                                                                \
     X(declined_rows, "attentions left to ggml: more rows than a decode step has")                                 \
     X(declined_short, "attentions left to ggml: the cache is below the threshold")                                             \
+    X(declined_threads, "attentions left to ggml: several threads, and they are not OpenMP's")                                 \
     X(declined_type, "attentions left to ggml: another type of cache, shape or bias")                                          \
     X(declined_trained, "attentions left to ggml: the model selects by itself")                                                \
     X(declined_early, "attentions left to ggml: the cache was not written yet")                                                \

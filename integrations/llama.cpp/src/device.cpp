@@ -5,11 +5,21 @@
 #include "options.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace vanward {
 
 namespace {
+
+/** The threads of the context that computed last. */
+std::atomic<int> latest_threads{1};
+
+/**
+ * A ggml that has threads of its own starts them anew, or lets them spin, for each part of a graph that is cut: with several of them
+ * the parts cost more than attention saves.
+ */
+bool leaves_to_ggml() { return options.threads == 0 && latest_threads > 1 && !shares_threads(); }
 
 /** Names, not numbers: the numbers of operations differ between releases. */
 bool is_op(const ggml_tensor *op, const char *name) { return strcmp(ggml.ggml_op_name(op->op), name) == 0; }
@@ -44,7 +54,7 @@ bool takes_write(const ggml_tensor *op, char kind) {
         return true;
     }
     std::lock_guard<std::mutex> guard(cache->mutex);
-    if (!cache->no_attention && cache->rows_in_use > options.dense_below_on(false)) {
+    if (!cache->no_attention && !leaves_to_ggml() && cache->rows_in_use > options.dense_below_on(false)) {
         return true;
     }
     if (kind == 'k') {
@@ -68,7 +78,8 @@ bool takes_attention(const ggml_tensor *op) {
         }
         reason = node.rows * node.streams > options.rows           ? &counters.declined_rows
                  : cache == nullptr                                ? &counters.declined_early
-                 : node.k->ne[1] <= options.dense_below_on(false)           ? &counters.declined_short
+                 : node.k->ne[1] <= options.dense_below_on(false)  ? &counters.declined_short
+                 : leaves_to_ggml()                                ? &counters.declined_threads
                                                                    : nullptr;
     }
     if (reason != nullptr) {
@@ -138,6 +149,11 @@ Context::~Context() {
         ggml.ggml_backend_free(cpu_);
     }
     log_counters(GGML_LOG_LEVEL_DEBUG);
+}
+
+void Context::set_threads(int threads) {
+    threads_ = threads;
+    latest_threads = threads;
 }
 
 bool Context::pass_to_ggml(ggml_tensor *op) {

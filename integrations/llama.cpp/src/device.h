@@ -14,7 +14,7 @@ class Context {
     Context(const Context &) = delete;
     Context &operator=(const Context &) = delete;
 
-    void set_threads(int threads) { threads_ = threads; }
+    void set_threads(int threads);
     ggml_status compute(ggml_cgraph *graph);
 
   private:

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 
 namespace vanward {
@@ -36,6 +37,8 @@ void run_region(void *data) {
 
 }  // namespace
 
+bool shares_threads() { return find_team() != nullptr; }
+
 std::string last_error() {
     std::string text(vwd_last_error(nullptr, 0), '\0');
     vwd_last_error(text.data(), text.size() + 1);
@@ -44,36 +47,29 @@ std::string last_error() {
 
 void Session::parallel_for(void *self, uint64_t tasks, vwd_task task, void *work) {
     Region region{task, work, tasks};
-    uint64_t threads = static_cast<uint64_t>(static_cast<Session *>(self)->shared_threads_);
-    threads = threads < tasks ? threads : tasks;
+    Session &session = *static_cast<Session *>(self);
+    const int threads = static_cast<int>(std::min(static_cast<uint64_t>(session.threads_), tasks));
     if (threads <= 1) {
         run_region(&region);
+    } else if (GompParallel team = find_team()) {
+        team(run_region, &region, static_cast<unsigned>(threads), 0);
     } else {
-        find_team()(run_region, &region, static_cast<unsigned>(threads), 0);
+        session.team_.run(threads, [&] { run_region(&region); });
     }
 }
 
 vwd_session *Session::use(int threads, std::string &error) {
-    const bool shares = find_team() != nullptr;
-    shared_threads_ = threads;
-    if (session_ != nullptr && (shares || threads == threads_)) {
-        return session_;
-    }
-    vwd_session_release(session_);
-    session_ = nullptr;
-    vwd_session_options settings = VWD_SESSION_OPTIONS_INIT;
-    settings.device = VWD_DEVICE_CPU;
-    if (shares) {
+    threads_ = threads;
+    if (session_ == nullptr) {
+        vwd_session_options settings = VWD_SESSION_OPTIONS_INIT;
+        settings.device = VWD_DEVICE_CPU;
         settings.parallel_for = parallel_for;
         settings.parallel_context = this;
-    } else {
-        settings.threads = static_cast<uint32_t>(threads);
+        if (vwd_session_create(&settings, &session_) != VWD_OK) {
+            session_ = nullptr;
+            error = last_error();
+        }
     }
-    if (vwd_session_create(&settings, &session_) != VWD_OK) {
-        session_ = nullptr;
-        error = last_error();
-    }
-    threads_ = threads;
     return session_;
 }
 

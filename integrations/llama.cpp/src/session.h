@@ -1,6 +1,7 @@
 // Vanward's session of one llama.cpp context, and the threads that it computes on.
 #pragma once
 
+#include "team.h"
 #include "vanward.h"
 
 #include <string>
@@ -16,17 +17,20 @@ class Session {
 
     /**
      * The session for calls that use `threads` threads. Where ggml computes on OpenMP's threads, so does the session: they are the
-     * same ones. Elsewhere it has its own. NULL where it cannot be made; `error` says why.
+     * same ones. Elsewhere they are the caller and a team beside it. NULL where it cannot be made; `error` says why.
      */
     vwd_session *use(int threads, std::string &error);
 
   private:
     static void parallel_for(void *self, uint64_t tasks, vwd_task task, void *work);
 
+    Team team_;
     vwd_session *session_ = nullptr;
-    int threads_ = 0;
-    int shared_threads_ = 1;
+    int threads_ = 1;
 };
+
+/** Whether ggml's threads are OpenMP's, so that others can compute on them. */
+bool shares_threads();
 
 /** The message of this thread's last failed call. */
 std::string last_error();

@@ -66,8 +66,9 @@ static uint64_t counter(const char *name) {
 
 static void print_counters(void) {
     static const char *const names[] = {"sparse", "dense", "writes", "passed", "errors", "declined_rows", "declined_short",
-                                        "declined_type", "declined_trained", "declined_early", "stale", "shifts", "sequences",
-                                        "summarised", "captured", "updated", "replayed", "eager", "checked", "wrong_summaries", "wrong_tokens", "wrong_outputs"};
+                                        "declined_threads", "declined_type", "declined_trained", "declined_early", "stale", "shifts",
+                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "checked",
+                                        "wrong_summaries", "wrong_tokens", "wrong_outputs"};
     printf("counters");
     for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
         if (counter(names[i]) != 0) {

@@ -108,7 +108,15 @@ class WithRelease:
 
     @unittest.skipUnless(LONG, "make test-llama runs it")
     def test_random_operations_on_two_threads(self):
-        self.random_operations(self.tiny, {}, 1000, 400, threads=2)
+        self.random_operations(self.tiny, {"THREADS": 2}, 1000, 400, threads=2)
+
+    def test_several_threads_are_used_where_they_are_shared(self):
+        taken = {"DENSE_BELOW": 0, "CHECK": 1}
+        arguments = {"depth": 300, "count": 12, "context": 2048, "random_text": 1, "threads": 2}
+        for options, is_taken in [({}, self.SHARES_THREADS), ({"THREADS": 2}, True)]:
+            out = self.cases(self.tiny, {**taken, **options}, **arguments)
+            self.assertEqual((out["sparse"] > 0, out["declined_threads"] > 0), (is_taken, not is_taken), options)
+            self.assertEqual(out["wrong_outputs"] + out["wrong_tokens"] + out["wrong_summaries"] + out["errors"], 0)
 
     def cases(self, model, options, **arguments):
         return run(self.release, model, options, "cases", **arguments)
@@ -288,6 +296,7 @@ class OnEmulatedGpu(WithRelease):
     # What the GPU has no part in.
     test_random_operations_around_the_threshold = None
     test_random_operations_on_two_threads = None
+    test_several_threads_are_used_where_they_are_shared = None
     test_a_wrong_option_is_refused_with_words_and_llama_goes_on = None
     test_teacher_forced_text_with_everything_selected_is_stock_or_better = None
     test_a_passkey_is_found_wherever_stock_finds_it = None
@@ -295,10 +304,12 @@ class OnEmulatedGpu(WithRelease):
 
 class Npm(WithRelease, unittest.TestCase):
     fetch = staticmethod(releases.npm)
+    SHARES_THREADS = False
 
 
 class Debian(WithRelease, unittest.TestCase):
     fetch = staticmethod(releases.debian)
+    SHARES_THREADS = True
 
 
 class NpmOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):

@@ -2,7 +2,9 @@
 
 use super::memory::Kind;
 use super::options::NEWEST;
-use super::rows::{Append, Complete, Distribute, Drafts, KEPT, Modes, Observe, Past, Take, acceptance, steps};
+use super::rows::{
+    Append, Complete, Distribute, Drafts, KEPT, Modes, Observe, Past, Take, acceptance, seen_blocks, steps,
+};
 use crate::abi::{VWD_DECODER_DENSE, VWD_DECODER_SPARSE};
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
@@ -42,6 +44,14 @@ pub fn distribute(_: &Cpu, r: &Distribute) {
                 *tiers.stored.add(i) = stored as i32;
                 *tiers.newest_counts.add(i) = (blocks - stored) as i32;
                 (0..NEWEST).for_each(|n| *tiers.newest_ids.add(i * NEWEST + n) = (stored + n) as i32);
+                for w in 0..tiers.window_count {
+                    let row = w * r.max_rows + i;
+                    let seen = seen_blocks(stored, r.page_size, first as usize, *tiers.windows.add(w) as usize);
+                    *tiers.seen_counts.add(row) = seen.len().min(tiers.seen_cap) as i32;
+                    for (n, block) in seen.take(tiers.seen_cap).enumerate() {
+                        *tiers.seen_ids.add(row * tiers.seen_cap + n) = block as i32;
+                    }
+                }
             }
             if let Some(counted) = &r.counted {
                 let sequence = counted.sequences.as_ref().map_or(i as i32, |sequences| entry(sequences, i));

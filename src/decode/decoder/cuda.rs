@@ -65,6 +65,9 @@ kernel_struct! {
         stored: *mut i32,
         newest_ids: *mut i32,
         newest_counts: *mut i32,
+        windows: *const i32,
+        seen_ids: *mut i32,
+        seen_counts: *mut i32,
         floors: *const i32,
         mode: i32,
         positions: i32,
@@ -75,6 +78,8 @@ kernel_struct! {
         shortest: u32,
         table_blocks: u32,
         newest: u32,
+        window_count: u32,
+        seen_cap: u32,
         unused: u32,
         sequences: EntryParams,
         counted_rows: *mut i32,
@@ -229,8 +234,7 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         Modes::Each(modes) => (Some(modes), 0),
     };
     let nowhere = std::ptr::null_mut();
-    let none = Tiers { table_blocks: 0, floors: nowhere, stored: nowhere, newest_ids: nowhere, newest_counts: nowhere };
-    let tiers = r.tiers.unwrap_or(none);
+    let tiers = r.tiers.unwrap_or(Tiers::NONE);
     let counted = r.counted.as_ref();
     let params = DistributeParams {
         modes: EntryParams::new(modes),
@@ -245,6 +249,9 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         stored: tiers.stored,
         newest_ids: tiers.newest_ids,
         newest_counts: tiers.newest_counts,
+        windows: tiers.windows,
+        seen_ids: tiers.seen_ids,
+        seen_counts: tiers.seen_counts,
         floors: tiers.floors,
         mode,
         positions: r.positions as i32,
@@ -255,6 +262,8 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         shortest: r.shortest,
         table_blocks: saturated(tiers.table_blocks),
         newest: NEWEST as u32,
+        window_count: tiers.window_count as u32,
+        seen_cap: saturated(tiers.seen_cap),
         unused: 0,
         sequences: EntryParams::new(counted.and_then(|counted| counted.sequences.as_ref())),
         counted_rows: counted.map_or(nowhere, |counted| counted.rows),

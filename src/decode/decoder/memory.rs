@@ -13,6 +13,8 @@ pub struct Plan {
     pub thresholds: Vec<i32>,
     pub class_of: Vec<[usize; 2]>,
     pub thresholds_at: usize,
+    /// The windows of the layers of a decoder on a cache, each once.
+    pub windows: Vec<i32>,
     /// [classes, Kind::COUNT, max_rows] int32; see `Kind`.
     pub lens: usize,
     /// [max_rows] int32: the positions of each row that takes part in the step.
@@ -87,6 +89,11 @@ pub struct TieredPlan {
     /// [max_blocks] int32: 0, 1, 2 …, the ids of a list of all blocks; and [max_rows] int32: how many of them a row reads in host memory.
     pub every_block: usize,
     pub stored: usize,
+    /// [windows] int32, the windows that layers have, each once; [windows, max_rows, seen_cap] and [windows, max_rows] int32: of these blocks, the
+    /// ids and counts of those in the windows of a row's positions.
+    pub windows_at: usize,
+    pub seen: [usize; 2],
+    pub seen_cap: usize,
     /// [max_rows, NEWEST] and [max_rows] int32: ids and counts of the blocks after these; and [max_rows, Hk, NEWEST]: their slots.
     pub newest: [usize; 2],
     pub newest_slots: usize,
@@ -125,12 +132,24 @@ pub fn summary_rows(options: &Options, method: Method) -> [(usize, DType); 2] {
     }
 }
 
+/// The windows through which layers of a decoder on a cache see less than a whole sequence, each once.
+fn windows_of(options: &Options) -> Vec<i32> {
+    let most = (options.table_blocks * options.block_size).min(i32::MAX as usize);
+    let of_layers = options.layers.iter().map(|policy| policy.window as usize);
+    let mut windows: Vec<i32> =
+        of_layers.filter(|window| (1..most).contains(window)).map(|window| window as i32).collect();
+    windows.sort_unstable();
+    windows.dedup();
+    windows
+}
+
 impl Plan {
     pub fn of(options: &Options) -> Result<Plan> {
         let both = |policy: &Policy| [policy.threshold, policy.serial_threshold];
         let mut thresholds: Vec<i32> = options.layers.iter().flat_map(both).collect();
         thresholds.sort_unstable();
         thresholds.dedup();
+        let windows = windows_of(options);
         let class = |threshold: i32| thresholds.iter().position(|&t| t == threshold).expect("a layer's threshold");
         let class_of = options.layers.iter().map(|policy| both(policy).map(class)).collect();
         let mut end = Some(0usize);
@@ -153,6 +172,8 @@ impl Plan {
         let (tiered, ahead) = ((options.table_blocks > 0) as usize, options.predicted_capacity());
         let places = foresees.max(tiered);
         let term = options.has_term as usize;
+        let widest = windows.iter().max().map_or(0, |&window| window as usize);
+        let seen_cap = options.most_seen_blocks(widest);
         let mut plan = Plan {
             thresholds_at: take(&[thresholds.len(), WORD]),
             lens: take(&[thresholds.len(), Kind::COUNT, max_rows, WORD]),
@@ -176,6 +197,9 @@ impl Plan {
                 fetched: take(&[tiered, layers, max_rows, kv_heads, WORD]),
                 every_block: take(&[options.table_blocks, WORD]),
                 stored: take(&[tiered, max_rows, WORD]),
+                windows_at: take(&[windows.len(), WORD]),
+                seen: [seen_cap, 1].map(|n| take(&[windows.len(), max_rows, n, WORD])),
+                seen_cap,
                 newest: [NEWEST, 1].map(|n| take(&[tiered, max_rows, n, WORD])),
                 newest_slots: take(&[tiered, max_rows, kv_heads, NEWEST, WORD]),
                 state: [dims[1], 1, 1].map(|n| take(&[tiered, max_rows, max_positions, query_heads, n, WORD])),
@@ -203,6 +227,7 @@ impl Plan {
             },
             bytes: 0,
             thresholds,
+            windows,
             class_of,
         };
         for policy in &options.layers {

@@ -150,6 +150,7 @@ impl Decoder {
             decoder.memory.write(decoder.plan.tiered.numbers, &numbers)?;
             let blocks = collected(0..decoder.options.table_blocks as i32, "the blocks of a sequence")?;
             decoder.memory.write(decoder.plan.tiered.every_block, &blocks)?;
+            decoder.memory.write(decoder.plan.tiered.windows_at, &decoder.plan.windows)?;
         }
         Ok(decoder)
     }
@@ -266,6 +267,11 @@ impl Decoder {
                 table_blocks: options.table_blocks,
                 floors: memory.at(plan.tiered.floors),
                 stored: memory.at(plan.tiered.stored),
+                windows: memory.at(plan.tiered.windows_at),
+                window_count: plan.windows.len(),
+                seen_cap: plan.tiered.seen_cap,
+                seen_ids: memory.at(plan.tiered.seen[0]),
+                seen_counts: memory.at(plan.tiered.seen[1]),
                 newest_ids: memory.at(plan.tiered.newest[0]),
                 newest_counts: memory.at(plan.tiered.newest[1]),
             }),

@@ -320,6 +320,11 @@ impl Options {
         Ok(())
     }
 
+    /// The most blocks that a row reads through a window in host memory.
+    pub fn most_seen_blocks(&self, window: usize) -> usize {
+        if window == 0 { 0 } else { self.table_blocks.min((window + self.max_positions) / self.block_size + 1) }
+    }
+
     /// The capacity of the lists.
     pub fn capacity(&self) -> usize {
         let sparse = self.layers.iter().filter(|p| p.method != Method::Dense);

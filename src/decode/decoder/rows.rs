@@ -4,6 +4,7 @@ use super::memory::Kind;
 use super::options::Options;
 use crate::core::tensor::Tensor;
 use crate::ops::views::Pages;
+use std::ops::Range;
 
 /// Of past numbers, the part that remains after a verification.
 pub const KEPT: f32 = 0.9;
@@ -80,9 +81,37 @@ pub struct Tiers {
     pub floors: *const i32,
     /// [max_rows]: the number of leading blocks that are read in host memory.
     pub stored: *mut i32,
+    /// [windows]; and [windows, max_rows, seen_cap] and [windows, max_rows]: of these blocks, the ids and the number of those that a row's positions
+    /// see through each window.
+    pub windows: *const i32,
+    pub window_count: usize,
+    pub seen_cap: usize,
+    pub seen_ids: *mut i32,
+    pub seen_counts: *mut i32,
     /// [max_rows, NEWEST] and [max_rows]: ids and number of the blocks after them.
     pub newest_ids: *mut i32,
     pub newest_counts: *mut i32,
+}
+
+/// The blocks among the first `stored` ones with tokens that some position from `first` on sees through a window.
+pub fn seen_blocks(stored: usize, block_size: usize, first: usize, window: usize) -> Range<usize> {
+    stored.min((first + 1).saturating_sub(window) / block_size)..stored
+}
+
+impl Tiers {
+    /// A decoder without a cache has none of this.
+    pub const NONE: Tiers = Tiers {
+        table_blocks: 0,
+        floors: std::ptr::null(),
+        stored: std::ptr::null_mut(),
+        windows: std::ptr::null(),
+        window_count: 0,
+        seen_cap: 0,
+        seen_ids: std::ptr::null_mut(),
+        seen_counts: std::ptr::null_mut(),
+        newest_ids: std::ptr::null_mut(),
+        newest_counts: std::ptr::null_mut(),
+    };
 }
 
 impl Distribute<'_> {
@@ -223,4 +252,19 @@ pub struct Observe<'a> {
     pub accepted: Option<Tensor<'a>>,
     pub draft_lens: Option<Tensor<'a>>,
     pub gamma: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_no_position_sees_are_not_read() {
+        // 1,000 tokens in blocks of 16, four of them new: position 996 sees tokens 947 … 996 through a window of 50.
+        assert_eq!(seen_blocks(61, 16, 996, 50), 59..61);
+        assert_eq!(seen_blocks(61, 16, 996, 1), 61..61);
+        assert_eq!(seen_blocks(61, 16, 996, 997), 0..61);
+        assert_eq!(seen_blocks(61, 16, 996, 2000), 0..61);
+        assert_eq!(seen_blocks(0, 16, 0, 50), 0..0);
+    }
 }

@@ -213,9 +213,15 @@ impl Layer<'_> {
         self.decoder.packed(self.decoder.plan.tiered.tails, DType::I32, &[self.step.batch, blocks])
     }
 
-    /// The blocks of each row that are read in host memory: the first ones.
+    /// The blocks of each row that are read in host memory: the first ones, without those before the layer's window.
     fn stored_blocks(&self) -> vwd_block_list {
         let Decoder { options, plan, .. } = self.decoder;
+        if let Some(n) = plan.windows.iter().position(|&window| window as u32 == self.policy.window) {
+            let ([ids, counts], cap) = (plan.tiered.seen, plan.tiered.seen_cap);
+            let [ids, counts] =
+                [(ids, cap), (counts, 1)].map(|(at, row)| at + n * options.max_rows * row * size_of::<i32>());
+            return self.own_blocks(ids, cap, [cap, 0, 1], counts);
+        }
         self.own_blocks(plan.tiered.every_block, options.table_blocks, [0, 0, 1], plan.tiered.stored)
     }
 

@@ -137,6 +137,7 @@ struct Pair<'b> {
 
 impl Pair<'_> {
     /// `counts` new tokens of each row; their attention, where it is asked for.
+    #[allow(clippy::too_many_arguments)]
     fn step(
         &self,
         side: usize,

@@ -61,6 +61,9 @@ pub(super) struct Run<'b> {
     numbers: Vec<usize>,
     /// How queries change from step to step: not at all, all of them, or back and forth.
     queries: Foresight,
+    /// A row whose last block lost tokens, or was copied, gives `begin`: what is foreseen by AXIS weighs the summary of that block, which
+    /// is made anew only where the row attends.
+    is_last_block_weighed: bool,
     steps: usize,
 }
 
@@ -140,7 +143,8 @@ pub fn without_positions(t: &Tensor) -> vwd_tensor {
 
 impl<'b> Run<'b> {
     pub(super) fn new(backend: &'b Backend, rng: &mut Rng, shape: Shape, queries: Foresight) -> Run<'b> {
-        Run { backend, engine: Engine::new(backend, rng, shape), numbers: vec![], queries, steps: 0 }
+        let engine = Engine::new(backend, rng, shape);
+        Run { backend, engine, numbers: vec![], queries, is_last_block_weighed: false, steps: 0 }
     }
 
     fn leave(&mut self, sequence: usize) {
@@ -172,8 +176,9 @@ impl<'b> Run<'b> {
             let parent = rng.size(0..=self.engine.sequences.len() - 1);
             self.engine.fork(parent);
             let is_new = self.numbers.len() < self.engine.sequences.len();
-            if let Some(child) = self.engine.sequences.last_mut().filter(|_| is_new && shape.page > shape.block) {
-                // The page that was copied has no summaries of the blocks before the last one.
+            let begins = is_new && (shape.page > shape.block || self.is_last_block_weighed);
+            if let Some(child) = self.engine.sequences.last_mut().filter(|_| begins) {
+                // The page that was copied has no summaries.
                 child.begin = Some(child.len / shape.page * shape.page);
             }
             self.number(decoders);
@@ -196,7 +201,11 @@ impl<'b> Run<'b> {
             // Only what was summarised, and lies in pages of the sequence's own.
             let shared = s.pages.iter().filter(|&&page| self.engine.users[page] > 1).count() * shape.page;
             if s.begin.is_none() {
+                let before = s.len;
                 s.len = s.len.saturating_sub(back).max(shared.min(s.len));
+                if self.is_last_block_weighed && s.len < before {
+                    s.begin = Some(s.len / shape.block * shape.block);
+                }
             }
             let len = s.len;
             let fits = len < shape.max_pages * shape.page && self.engine.grow(sequence, len + 1);
@@ -377,6 +386,7 @@ fn decoder_attends_the_foreseen_list_where_one_was_foreseen(backend: &Backend) {
         let policy = vwd_decoder_policy { method, k, local_blocks, ..FORESEEN };
         let decoder = create(backend, &shape, policy);
         let mut run = Run::new(backend, rng, shape, Foresight::Wrong);
+        run.is_last_block_weighed = method == VWD_SELECT_AXIS;
         // What is foreseen: 1.25·k blocks, the last one among them.
         let longer = vwd_decoder_policy { k: (5 * k).div_ceil(4), local_blocks: 1, ..policy };
         let covered = longer.k.max(longer.init_blocks + 1) as usize * shape.block;

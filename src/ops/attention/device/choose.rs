@@ -18,7 +18,7 @@ variants! {
         Decode128 = "decode128",
         /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified.
         Verify128 = "verify128",
-        /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows a list.
+        /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows at a time.
         Int4_128 = "int4_128",
         /// MLA, 64 rows at a time.
         Mla64 = "mla64",
@@ -421,19 +421,19 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
     let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
+    let items = sizes.lists.saturating_mul(int4_128::row_blocks(sizes) as u64);
     Fit::Takes
         .unless(!device.runs_int4_128, "it needs compute capability 9.0")
         .unless(wide_queries, NO_WIDE_QUERIES)
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
         .unless(is_wide, "it takes heads of 128 channels")
-        .unless(Rows::of(sizes.rows).is_none(), "it takes up to 16 rows a list")
         .unless(partials, "it keeps no partials")
         .unless(tree, "it takes no draft tree")
         .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
         .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
         .unless(!(near_strides && int4.near_strides), "strides of tokens and pages have to fit in 32 bits")
-        .unless(sizes.lists >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists")
+        .unless(items >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists of 16 rows")
         .unless(
             int4_128::shared(Rows::UpTo16) > decode128::most_shared(device.shared_bytes),
             "it needs more shared memory than the device has",

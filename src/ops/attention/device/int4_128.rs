@@ -1,4 +1,6 @@
 //! The plan of kernels/attention_int4/decode128.cuh, and the parameters of the kernels of that folder.
+//!
+//! Rows beyond 16 are a work item of their own, whose CTAs run beside those of the first ones and find codes in the L2 cache.
 
 use super::decode128::{self, CHANNELS};
 use super::params;
@@ -32,20 +34,32 @@ pub const fn shared(rows: Rows) -> u32 {
     WARPS * WARP_BYTES + (QUERY_ROWS + rows.count()) * PITCH
 }
 
+/// Rows of a work item.
+fn rows(sizes: &Sizes) -> Rows {
+    Rows::of(sizes.rows).unwrap_or(Rows::UpTo16)
+}
+
+/// Work items of a list.
+pub fn row_blocks(sizes: &Sizes) -> u32 {
+    sizes.rows.div_ceil(rows(sizes).count()).max(1)
+}
+
 /// The plan of a call that fits.
 pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: &Int4Kv) -> Option<Plan> {
-    let (element, rows) = (sizes.element?, Rows::of(sizes.rows)?);
+    let (element, rows) = (sizes.element?, rows(sizes));
     let at_a_time = if rows == Rows::UpTo16 { 1 } else { CTAS_AT_A_TIME };
-    let lists = sizes.lists as u32;
+    let row_blocks = row_blocks(sizes);
+    let items = u32::try_from(sizes.lists * row_blocks as u64).ok()?;
     let block_tiles = int4.block_size as u32 / TILE;
     // As many CTAs as run at a time, as long as each of their warps has a unit.
     let units = sizes.units.div_ceil(SHORT_UNIT_TILES.min(block_tiles) as u64);
     let most = (units.div_ceil(WARPS as u64).clamp(1, MOST_CTAS as u64)) as u32;
-    let ctas = (multiprocessors * at_a_time / lists.max(1)).clamp(1, most);
+    let ctas = (multiprocessors * at_a_time / items.max(1)).clamp(1, most);
     let is_long = sizes.units >= (ctas * WARPS * UNIT_TILES * 2) as u64;
     let together = if is_long { UNIT_TILES } else { SHORT_UNIT_TILES };
     let params = params::Params {
-        work_items: lists,
+        work_items: items,
+        row_blocks: Divisor::new(row_blocks),
         ctas: Divisor::new(ctas),
         most_units: sizes.units as u32,
         unit_tiles: Divisor::new(if block_tiles.is_multiple_of(together) { together } else { block_tiles.min(3) }),
@@ -55,11 +69,11 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
         q_offset: WARPS * WARP_BYTES,
         ..*params
     };
-    let states = if ctas > 1 { lists * ctas * decode128::state_bytes(rows) } else { 0 };
+    let states = if ctas > 1 { items * ctas * decode128::state_bytes(rows) } else { 0 };
     Some(Plan {
         params,
         entry: Entry::Int4_128(element, rows),
-        ctas: lists * ctas,
+        ctas: items * ctas,
         threads: THREADS,
         cluster: None,
         joining: 0,

@@ -90,7 +90,9 @@ fn tokens_in_int4_take_int4_128_or_general() {
     let coded = |int4| Options { int4: Some(int4), ..NOTHING };
     let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
     assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
-    assert_eq!(of(Sizes { rows: 16, element: Some(Element::Bf16), ..SIZES }, coded(int4)), Variant::Int4_128);
+    for rows in [16, 17, 36, 640] {
+        assert_eq!(of(Sizes { rows, element: Some(Element::Bf16), ..SIZES }, coded(int4)), Variant::Int4_128);
+    }
     let all = Options {
         positions: true,
         q_lens: true,
@@ -101,9 +103,8 @@ fn tokens_in_int4_take_int4_128_or_general() {
         ..coded(int4)
     };
     assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
-    for sizes in
-        [Sizes { rows: 17, ..SIZES }, Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }]
-    {
+    let many = Sizes { rows: 1 << 14, lists: 1 << 10, ..SIZES };
+    for sizes in [many, Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }] {
         assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
     }
     for options in [
