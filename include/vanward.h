@@ -906,7 +906,7 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
  *                               token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
  *                               8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
- *                               to 12 MB where those of one sequence are no more.
+ *                               to 12 MB where those of one sequence are no more. `vwd_verify_tree_scratch` tells how much.
  * args->accepted     [B]        int32, out: the number of nodes on the path, without the root.
  * args->path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
  *                               path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
@@ -942,6 +942,22 @@ VWD_API
 vwd_status vwd_verify_tree(const vwd_session *session,
                            const vwd_verify_tree_args *args,
                            vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_verify_tree` with these arguments needs in its stream's arena: 0 on a CPU session, and where target is
+ * given.
+ *
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, dtypes and scalars, never from the
+ * contents of tensors, which need not be written yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_verify_tree_scratch(const vwd_session *session,
+                                   const vwd_verify_tree_args *args,
+                                   uint64_t *bytes);
 
 /** A compactor: the paged caches of all layers, whose rows `vwd_compact` moves. Opaque. */
 typedef struct vwd_compactor vwd_compactor;
@@ -2262,6 +2278,20 @@ typedef struct {
    /* begin */ VWD_TENSOR_INIT, /* lens */ VWD_TENSOR_INIT, /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, \
    /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT}
 
+/** Arguments of `vwd_kv_cache_compact`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor sequences;
+  vwd_tensor bases;
+  vwd_tensor path;
+  vwd_tensor accepted;
+} vwd_kv_cache_compact_args;
+#define VWD_KV_CACHE_COMPACT_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_compact_args), /* flags */ 0, /* sequences */ VWD_TENSOR_INIT, \
+   /* bases */ VWD_TENSOR_INIT, /* path */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT}
+
 /** Arguments of `vwd_kv_cache_resolve`; see there. */
 typedef struct {
   uint32_t struct_size;
@@ -2449,6 +2479,33 @@ VWD_API
 vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
                                const vwd_kv_cache_append_args *args,
                                vwd_stream stream);
+
+/**
+ * Moves the tokens of accepted tree nodes to where a sequence's tokens follow each other, in all layers at once, and ends the sequence there.
+ *
+ * Node n of a tree was appended as token bases[i] + n of its sequence. The token of path[i, j] moves to bases[i] + j, for j from 0 on as long
+ * as path ascends and, where accepted is given, up to accepted[i]; what it finds is as `vwd_verify_tree` gives it. With m nodes on the path each
+ * layer has bases[i] + m tokens of the sequence afterwards. With none, because path[i, 0] or accepted[i] is negative, nothing changes.
+ *
+ * args->sequences  [B]     int32. At most max_sequences, distinct but for −1, an idle row.
+ * args->bases      [B]     int32 or int64: the position of each root. It lies where the next append might begin: in one of the last two
+ *                          blocks, and not below the token where the sequence was last forked or truncated. A row with another one changes
+ *                          nothing. A path ends before a node that the layer does not have.
+ * args->path       [B, M]  int32: nodes, ascending from 0 or above. A negative number, or one that does not ascend, ends it.
+ * args->accepted   [B]     int32, optional (absent: path says itself where it ends).
+ *
+ * A block that has all its tokens then, and had others when it was full, is written back to host memory again, with VWD_CODING_INT4 coded anew. That
+ * is done on the stream. Summaries of moved tokens are made anew by `vwd_index_update` from bases[i] on. Where nothing was accepted but the root,
+ * or the nodes of the path follow each other from the root on, no byte is moved.
+ *
+ * Enqueues on stream and returns; on a CPU session the tokens are there on return. Does not allocate or synchronise; may be captured. Calls of
+ * all layers are ordered with it by the caller. Tensors are borrowed until the stream passes this point; the arguments are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 rows of layers and KV heads or more), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_cache_compact(const vwd_kv_cache *cache,
+                                const vwd_kv_cache_compact_args *args,
+                                vwd_stream stream);
 
 /**
  * Gives each wanted block a slot. Blocks that are resident can be read at once; for the missed blocks the call asks for copies,
@@ -3629,9 +3686,9 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  * step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
  *                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
  *                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
- *                                   moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
- *                                   are made of what was accepted. UNSUPPORTED on a tiered cache. With options->remainder in steps of
- *                                   mode DENSE alone.
+ *                                   moved by `vwd_compact`, on a tiered cache by `vwd_kv_cache_compact`; in the row's next step `begin` is
+ *                                   the root's token, so that the summaries are made of what was accepted. With options->remainder in
+ *                                   steps of mode DENSE alone.
  *
  * With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
  * by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than

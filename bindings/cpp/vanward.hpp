@@ -531,6 +531,9 @@ class BasicSession {
   Return<std::uint64_t> verify_sample_scratch(const vwd_verify_sample_args &args) const {
     return scratch(vwd_verify_sample_scratch, args);
   }
+  Return<std::uint64_t> verify_tree_scratch(const vwd_verify_tree_args &args) const {
+    return scratch(vwd_verify_tree_scratch, args);
+  }
   Return<std::uint64_t> select_blocks_scratch(const vwd_select_blocks_args &args) const {
     return scratch(vwd_select_blocks_scratch, args);
   }
@@ -711,6 +714,9 @@ class BasicKvCache {
 
   Return<void> append(const vwd_kv_cache_append_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_kv_cache_append(get(), &args, stream));
+  }
+  Return<void> compact(const vwd_kv_cache_compact_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_compact(get(), &args, stream));
   }
   Return<void> resolve(const vwd_kv_cache_resolve_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_kv_cache_resolve(get(), &args, stream));

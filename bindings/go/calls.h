@@ -70,6 +70,9 @@ static inline outcome tree_prepare(const vwd_session *session, const vwd_tree_pr
 static inline outcome verify_tree(const vwd_session *session, const vwd_verify_tree_args *args, uintptr_t stream) {
   return outcome_of(vwd_verify_tree(session, args, (vwd_stream)stream));
 }
+static inline outcome verify_tree_scratch(const vwd_session *session, const vwd_verify_tree_args *args, uint64_t *bytes) {
+  return outcome_of(vwd_verify_tree_scratch(session, args, bytes));
+}
 static inline outcome compactor_create(const vwd_session *session, const vwd_compactor_options *options,
                                        vwd_compactor **compactor) {
   return outcome_of(vwd_compactor_create(session, options, compactor));
@@ -246,6 +249,10 @@ static inline outcome kv_cache_free(const vwd_kv_cache *cache, uint32_t sequence
 static inline outcome kv_cache_append(const vwd_kv_cache *cache, const vwd_kv_cache_append_args *args,
                                       uintptr_t stream) {
   return outcome_of(vwd_kv_cache_append(cache, args, (vwd_stream)stream));
+}
+static inline outcome kv_cache_compact(const vwd_kv_cache *cache, const vwd_kv_cache_compact_args *args,
+                                       uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_compact(cache, args, (vwd_stream)stream));
 }
 static inline outcome kv_cache_resolve(const vwd_kv_cache *cache, const vwd_kv_cache_resolve_args *args,
                                        uintptr_t stream) {

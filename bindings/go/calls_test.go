@@ -167,11 +167,15 @@ func TestTreesArePreparedVerifiedAndCompacted(t *testing.T) {
 		}
 	}
 	for _, walk := range []Walk{WalkCoupled, WalkIndependent, WalkDistinct} {
-		must(t, s.VerifyTree(VerifyTreeArgs{
+		args := VerifyTreeArgs{
 			Tokens: Of([]int32{9, 5, 6, 7}, 1, 4), Parents: parents, Logits: Of(logits, 1, 4, 9),
 			Accepted: Of(accepted), Path: Of(path, 1, 4), NextToken: Of(next),
 			Walk: walk, Seeds: Of([]int64{7}), Positions: Of([]int64{0}),
-		}, 0))
+		}
+		bytes, err := s.VerifyTreeScratch(args)
+		must(t, err)
+		equal(t, "scratch", []uint64{bytes}, 0)
+		must(t, s.VerifyTree(args, 0))
 		equal(t, "path", path, 0, 2, 3, -1)
 		equal(t, "next_token", next, 8)
 	}

@@ -45,6 +45,7 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"kv_cache_options":    each(filled[KvCacheOptions]().lower(&l)),
 		"kv_cache_share":      each(filled[KvCacheShareArgs]().lower(&l)),
 		"kv_cache_append":     each(filled[KvCacheAppendArgs]().lower(&l)),
+		"kv_cache_compact":    each(filled[KvCacheCompactArgs]().lower(&l)),
 		"decoder_foresee":     each(filled[DecoderForeseeArgs]().lower(&l)),
 		"decoder_attend":      each(filled[DecoderAttendArgs]().lower(&l)),
 		"decoder_accept":      each(filled[DecoderAcceptArgs]().lower(&l)),

@@ -3,6 +3,8 @@ package vanward
 // #include "calls.h"
 // #cgo noescape kv_cache_append
 // #cgo nocallback kv_cache_append
+// #cgo noescape kv_cache_compact
+// #cgo nocallback kv_cache_compact
 // #cgo noescape kv_cache_resolve
 // #cgo nocallback kv_cache_resolve
 import "C"
@@ -261,6 +263,53 @@ func (args KvCacheAppendArgs) lower(l *lowering) C.vwd_kv_cache_append_args {
 		v:           l.tensor("v", args.V),
 		k_scale:     l.tensor("k_scale", args.KScale),
 		v_scale:     l.tensor("v_scale", args.VScale),
+	}
+}
+
+// KvCacheCompactArgs are the arguments of KvCache.Compact; vwd_kv_cache_compact documents them.
+//
+//	Moves the tokens of accepted tree nodes to where a sequence's tokens follow each other, in all layers at once, and ends the sequence there.
+//
+//	Node n of a tree was appended as token bases[i] + n of its sequence. The token of path[i, j] moves to bases[i] + j, for j from 0 on as long
+//	as path ascends and, where accepted is given, up to accepted[i]; what it finds is as `vwd_verify_tree` gives it. With m nodes on the path each
+//	layer has bases[i] + m tokens of the sequence afterwards. With none, because path[i, 0] or accepted[i] is negative, nothing changes.
+//
+//	sequences  [B]     int32. At most max_sequences, distinct but for −1, an idle row.
+//	bases      [B]     int32 or int64: the position of each root. It lies where the next append might begin: in one of the last two
+//	                   blocks, and not below the token where the sequence was last forked or truncated. A row with another one changes
+//	                   nothing. A path ends before a node that the layer does not have.
+//	path       [B, M]  int32: nodes, ascending from 0 or above. A negative number, or one that does not ascend, ends it.
+//	accepted   [B]     int32, optional (absent: path says itself where it ends).
+//
+//	A block that has all its tokens then, and had others when it was full, is written back to host memory again, with VWD_CODING_INT4 coded anew. That
+//	is done on the stream. Summaries of moved tokens are made anew by `vwd_index_update` from bases[i] on. Where nothing was accepted but the root,
+//	or the nodes of the path follow each other from the root on, no byte is moved.
+//
+//	Enqueues on stream and returns; on a CPU session the tokens are there on return. Does not allocate or synchronise; may be captured. Calls of
+//	all layers are ordered with it by the caller. Tensors are borrowed until the stream passes this point; the arguments are not written.
+//	Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 rows of layers and KV heads or more), DRIVER, INTERNAL.
+type KvCacheCompactArgs struct {
+	Sequences Tensor
+	Bases     Tensor
+	Path      Tensor
+	Accepted  Tensor
+}
+
+// Compact moves the tokens of accepted tree nodes to where a sequence's tokens follow each other, in all layers.
+func (k *KvCache) Compact(args KvCacheCompactArgs, stream Stream) error {
+	var l lowering
+	defer l.release()
+	c := args.lower(&l)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_compact(h, &c, stream.c()) })
+}
+
+func (args KvCacheCompactArgs) lower(l *lowering) C.vwd_kv_cache_compact_args {
+	return C.vwd_kv_cache_compact_args{
+		struct_size: C.sizeof_vwd_kv_cache_compact_args,
+		sequences:   l.tensor("sequences", args.Sequences),
+		bases:       l.tensor("bases", args.Bases),
+		path:        l.tensor("path", args.Path),
+		accepted:    l.tensor("accepted", args.Accepted),
 	}
 }
 

@@ -5,6 +5,8 @@ package vanward
 // #cgo nocallback tree_prepare
 // #cgo noescape verify_tree
 // #cgo nocallback verify_tree
+// #cgo noescape verify_tree_scratch
+// #cgo nocallback verify_tree_scratch
 // #cgo noescape compact
 // #cgo nocallback compact
 import "C"
@@ -126,7 +128,7 @@ const (
 //	logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
 //	                        token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
 //	                        8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
-//	                        to 12 MB where those of one sequence are no more.
+//	                        to 12 MB where those of one sequence are no more. `vwd_verify_tree_scratch` tells how much.
 //	accepted     [B]        int32, out: the number of nodes on the path, without the root.
 //	path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
 //	                        path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
@@ -195,6 +197,16 @@ func (s *Session) VerifyTree(args VerifyTreeArgs, stream Stream) error {
 	defer l.release()
 	c := args.lower(&l)
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.verify_tree(h, &c, stream.c()) })
+}
+
+// VerifyTreeScratch tells how many bytes of scratch VerifyTree needs in its stream's arena.
+func (s *Session) VerifyTreeScratch(args VerifyTreeArgs) (uint64, error) {
+	var l lowering
+	defer l.release()
+	var bytes C.uint64_t
+	c := args.lower(&l)
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.verify_tree_scratch(h, &c, &bytes) })
+	return uint64(bytes), err
 }
 
 func (args VerifyTreeArgs) lower(l *lowering) C.vwd_verify_tree_args {

@@ -155,15 +155,12 @@ static void plan_drafts(batch *b, int most) {
     if (!is_decoding(s) || s->how == BATCH_DENSE || s->how == BATCH_SPARSE) continue;
     int room = smaller(smaller(b->o.max_drafts, most), s->limit - s->count - 1);
     const int slot = b->order[i];
-    if (s->how == BATCH_LOOKUP_TREE) {
-      trees_plan(b, slot, room);
-      continue;
-    }
     float by_lookup = 1, by_self = 1;
-    if (s->how != BATCH_SELF) {
-      s->found_count = look_up(s->text, s->count, s->found, room);
+    if (s->how == BATCH_LOOKUP) {
+      s->found_count = look_up(s->text, s->count, s->draft, room);
       s->drafts = drafts_worth(b->acceptance[b->o.rows + slot], b->o.position_cost, s->found_count, &by_lookup);
-      memcpy(s->draft, s->found, sizeof s->draft);
+    } else if (s->how != BATCH_SELF) {
+      by_lookup = trees_plan(b, slot, room);
     }
     if (drafts_itself(s) && s->count > always_dense(b)) {
       drafts_worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
@@ -322,7 +319,7 @@ static bool verify(batch *b, const float *logits, draws *d, int width) {
     const sequence *s = &b->slots[slot];
     if (d->remaining[n] > 0 && d->finish[n] == VWD_FINISH_NONE && d->next[n] < 0)
       return batch_fail(&b->error, "no token can be drawn at position %lld: no logit is a number", d->positions[n] + d->committed_len[n], 0, 0);
-    if (s->how == BATCH_LOOKUP_TREE) continue; /* its row follows once the text has what was committed */
+    if (is_tree(s)) continue; /* its row follows once the text has what was committed */
     add_row(&fared, s->draft, s->drafts, d->committed + n * (width + 1), d->committed_len[n],
             s->by_self ? slot : s->found_count > 0 ? b->o.rows + slot : -1);
   }
@@ -347,7 +344,7 @@ static int step(batch *b, batch_event *events) {
   if (!logits) return -1;
   draws d;
   if (!verify(b, logits, &d, b->o.max_drafts)) return -1;
-  /* How lookup fared where sparse steps drafted, and in the places of trees: its estimate stays up to date. */
+  /* How the places of trees fared, also where sparse steps drafted instead: the estimate of lookup stays up to date. */
   verification looked_up = {.width = b->o.max_drafts};
   int written = 0;
   for (int n = 0; n < b->members; n++) {
@@ -369,8 +366,6 @@ static int step(batch *b, batch_event *events) {
       b->n.new_tokens += written - first;
       for (int at = s->count - (written - first); at < s->count; at++) b->n.dense_bytes += at * token_bytes(b) * b->shape.layers;
       const int32_t *new = s->text + s->count - (written - first);
-      if (s->by_self && s->found_count > 0)
-        add_row(&looked_up, s->found, smaller(s->found_count, written - first), new, written - first, b->o.rows + b->member_slot[n]);
       if (s->places.count > 0) add_places(&looked_up, s, new, written - first, b->o.rows + b->member_slot[n]);
       s->cached = smaller(s->cached, s->count); /* a stop token among the drafts ends the text */
     }

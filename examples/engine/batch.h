@@ -33,7 +33,7 @@ typedef enum {
   BATCH_LOOKUP,      /* drafts: what followed the last few tokens when they last occurred; verified by dense attention */
   BATCH_LOOKUP_TREE, /* drafts: a tree of what followed them wherever they occurred; verified by dense attention */
   BATCH_SELF,        /* drafts: sparse steps; verified by dense attention */
-  BATCH_SELF_LOOKUP, /* drafts: by lookup or by sparse steps, whichever promises more tokens in the time */
+  BATCH_SELF_LOOKUP, /* drafts: a tree by lookup, or sparse steps, whichever promises more tokens in the time */
   BATCH_HOWS
 } batch_how;
 

@@ -30,9 +30,9 @@ typedef struct {
   /* This step's: */
   int rows; /* positions of the pass: a piece of the prompt, or the last token and its drafts */
   int drafts, found_count;
-  int32_t draft[BATCH_MAX_DRAFTS], found[BATCH_MAX_DRAFTS]; /* what lookup found may be drafted or not */
-  bool by_self;                                             /* sparse steps draft */
-  occurrences places;                                       /* what a tree was made of */
+  int32_t draft[BATCH_MAX_DRAFTS];       /* of the found_count that lookup found as a chain, the first */
+  bool by_self;                          /* sparse steps draft */
+  occurrences places;                    /* what a tree was made of, whether it is drafted or not */
   int32_t parents[BATCH_MAX_DRAFTS + 1];                    /* of its nodes: node 0 is the last token, node n draft n − 1 */
 } sequence;
 
@@ -92,7 +92,9 @@ bool batch_fail(batch_error *error, const char *format, long long found, long lo
 bool batch_called(vwd_status status, const char *call, batch_error *error);
 
 /* Drafts of this step are a tree. */
-static inline bool is_tree(const sequence *s) { return s->how == BATCH_LOOKUP_TREE && s->drafts > 0; }
+static inline bool is_tree(const sequence *s) {
+  return (s->how == BATCH_LOOKUP_TREE || s->how == BATCH_SELF_LOOKUP) && !s->by_self && s->drafts > 0;
+}
 
 /* --- sequences.c: the pages of sequences --- */
 
@@ -130,8 +132,8 @@ int64_t token_bytes(const batch *b);
 
 /* Makes what moves accepted rows. */
 bool trees_create(batch *b, batch_error *error);
-/* Drafts a tree of at most so many nodes beside the root. */
-void trees_plan(batch *b, int slot, int most);
+/* Drafts a tree of at most so many nodes beside the root. The tokens that it promises in the time of a pass without drafts. */
+float trees_plan(batch *b, int slot, int most);
 /* Walks the trees of a group by the logits of its rows, fills in what they commit, and moves the keys and values of accepted nodes
  * to where the text has them. */
 bool trees_verify(batch *b, const group *g, const float *logits, draws *d, int width);

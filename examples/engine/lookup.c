@@ -82,7 +82,7 @@ static void find_child(const occurrences *o, const int32_t *text, int count, flo
 }
 
 int grow_tree(const occurrences *o, const int32_t *text, int count, int most, int narrow, float p, float cost, int32_t *draft,
-              int32_t *parents) {
+              int32_t *parents, float *rate) {
   branch nodes[LOOKUP_NODES] = {{.depth = 0, .reached = 1, .from = (1u << o->count) - 1, .left = (1u << o->count) - 1}};
   float tokens = 1;
   int n = 1;
@@ -107,6 +107,7 @@ int grow_tree(const occurrences *o, const int32_t *text, int count, int most, in
     find_child(o, text, count, p, parent);
     tokens += reached;
   }
+  *rate = tokens / (1 + (float)(n - 1) * cost);
   return n - 1;
 }
 

@@ -29,9 +29,9 @@ void find_occurrences(const int32_t *text, int count, occurrences *out);
  * LOOKUP_NODES − 1. Node 0 is the root, the text's last token; node n has token draft[n − 1] and the parent parents[n]. If the next token is one of those that followed with probability p, and
  * each of these as likely as its places have weight, a node is reached with the product of both along its path. The nodes that are reached
  * most often come first, as long as each gives more tokens in the time: one in 1, and `cost` for each node.
- * From node `narrow` on no branch begins or goes on: only a tree that has none has more nodes. */
+ * From node `narrow` on no branch begins or goes on: only a tree that has none has more nodes. *rate is the tokens in time 1. */
 int grow_tree(const occurrences *places, const int32_t *text, int count, int most, int narrow, float p, float cost, int32_t *draft,
-              int32_t *parents);
+              int32_t *parents, float *rate);
 
 /* How the places fared, now that the text has `count` tokens more: how many of them, one after the other, were among those that
  * followed. *refused: the one behind these was not, though some place had a token for it. */

@@ -24,11 +24,13 @@ bool trees_create(batch *b, batch_error *error) {
   return ok;
 }
 
-void trees_plan(batch *b, int slot, int most) {
+float trees_plan(batch *b, int slot, int most) {
   sequence *s = &b->slots[slot];
+  float rate;
   find_occurrences(s->text, s->count, &s->places);
   s->drafts = grow_tree(&s->places, s->text, s->count, most, TILE - (s->count - 1) % TILE, b->acceptance[b->o.rows + slot],
-                        b->o.position_cost, s->draft, s->parents);
+                        b->o.position_cost, s->draft, s->parents, &rate);
+  return rate;
 }
 
 /* Nodes of the path that are not on the first branch, which goes from each node to its first child. */

@@ -23,60 +23,19 @@
 //
 // targets: compute_80
 
+#include "cache/code_block.cuh"
 #include "cache/decode.cuh"
 #include "cache/due.cuh"
 #include "cache/params.cuh"
 #include "cache/units.cuh"
 #include "common/barrier.cuh"
 #include "common/copies.cuh"
-#include "quantize/code.cuh"
 
 #include "cache/layout.cuh"
 
-constexpr uint32 THREADS = 128, WARPS = THREADS / WARP, MOST_CHANNELS = 256, DECODE_THREADS = 256;
+constexpr uint32 DECODE_THREADS = 256;
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
-
-__device__ inline uint32 element_bytes(uint32 type) { return type == FLOAT32 ? 4 : 2; }
-
-// There is one NaN on every machine.
-__device__ inline void store_number(char *to, uint32 type, float x) {
-    if (x == x) return store_element(to, type, x);
-    if (type == FLOAT32) as<uint32>(to) = 0x7fc00000;
-    else as<uint16>(to) = type == FLOAT16 ? 0x7e00 : 0x7fc0;
-}
-
-struct Shared {
-    float mean[MOST_CHANNELS];
-    float row[WARPS][MOST_CHANNELS];
-};
-
-// Codes a block from a run of a tail. All threads of a CTA call it.
-__device__ inline void code_block(const Cache &cache, const Coding &coding, Shared &s, const float *weights, const char *from, char *to) {
-    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, bytes = element_bytes(coding.dtype), tokens = cache.size.value;
-    for (uint32 c = threadIdx.x; c < coding.dim; c += THREADS) {
-        float sum = 0.0f;
-        for (uint32 t = 0; t < tokens; t++) sum = __fadd_rn(sum, load_query(from + cache.parts[0] + t * cache.token[0] + c * bytes, coding.dtype));
-        char *const mean = to + coding.mean + c * bytes;
-        store_number(mean, coding.dtype, __fdiv_rn(sum, float(tokens)));
-        s.mean[c] = load_query(mean, coding.dtype);
-    }
-    __syncthreads();
-    float *const row = s.row[warp];
-    for (uint32 t = warp; t < tokens; t += WARPS) {
-#pragma unroll 1
-        for (uint32 part = 0; part < 2; part++) {
-            const uint32 dim = part ? coding.value_dim : coding.dim;
-            const char *const token = from + cache.parts[part] + t * cache.token[part];
-            for (uint32 c = lane; c < dim; c += WARP) {
-                const float x = load_query(token + c * bytes, coding.dtype);
-                row[c] = part ? x : __fdiv_rn(__fsub_rn(x, s.mean[c]), weights[c]);
-            }
-            code_row(row, dim, part ? coding.value_factor : coding.factor, to + coding.parts[part] + t * (dim / 2), 1, to + coding.parts[part + 2] + t);
-        }
-    }
-    __syncthreads();
-}
 
 KERNEL cache_code(const __grid_constant__ CodeParams p) {
     __shared__ Shared s;

@@ -213,6 +213,7 @@ struct RowParams {
     const char *sequences;
     int64 sequences_seq;
     int32 *blocks, *tails;  // [B, max_blocks]
+    int32 *floors;          // [B]: the first token of the blocks that every layer's tail has
 };
 struct ForkParams {
     Cache cache;
@@ -229,4 +230,18 @@ struct CodeParams {
 struct OpenParams {
     ForkParams fork;
     Coding coding;
+};
+
+// --- compaction -----------------------------------------------------------------------------------------------------------
+
+// The paths of draft trees, [B, M] int32, and for each its sequence, the position of its root, int32 or int64, and how many nodes were accepted.
+// Strides are in bytes; `accepted` may be null.
+struct CompactPathsParams {
+    Cache cache;
+    Coding coding;  // where blocks are coded
+    const char *sequences, *bases, *path, *accepted;
+    int64 sequences_seq, bases_seq, path_seq, path_place, accepted_seq;
+    Divisor batch;  // B
+    uint32 places;  // M
+    uint32 base_bytes, unused;
 };

@@ -78,6 +78,15 @@ KERNEL cache_rows(const __grid_constant__ RowParams p) {
     const int32 len = exists ? p.cache.lens[sequence] : 0;
     const int32 *row = p.cache.table + uint64(exists ? sequence : 0) * p.cache.max_blocks;
     const uint64 to = uint64(i) * p.cache.max_blocks;
+    __shared__ int32 first;
+    if (threadIdx.x == 0) first = 0;
+    __syncthreads();
+    for (uint32 l = threadIdx.x; exists && l < p.cache.layer_count; l += THREADS) {
+        const Tail tail = p.cache.layers[l].tails[sequence];
+        atomicMax(&first, max(tail.first, tail.newest - 1));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) p.floors[i] = min(uint64(first) * p.cache.size.value, uint64(0x7fffffff));
     for (uint32 n = threadIdx.x; n < p.cache.max_blocks; n += THREADS) {
         const bool is_block = int32(n) < len;
         p.blocks[to + n] = is_block ? row[n] : -1;

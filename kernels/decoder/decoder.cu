@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
     const int32 count = is_taken ? min(max(p.q_lens.at_or(i, p.positions), 0), p.positions) : 0;
     const int32 first = max(tokens - count, 0), begin = min(max(p.begin.at_or(i, first), 0), first);
     p.rows[i] = count;
-    const int32 from = p.keeps_summaries ? first : begin;
+    const int32 from = p.floors ? min(max(begin, p.floors[i]), first) : begin;
     p.from[i] = is_taken ? from - int32(uint32(from) % uint32(p.page_size)) : tokens;
     if (p.places) p.places[i] = first;
     if (p.stored) {

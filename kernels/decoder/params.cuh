@@ -30,11 +30,11 @@ struct DistributeParams {
     // row's positions see through each window.
     const int32 *windows;
     int32 *seen_ids, *seen_counts;
+    const int32 *floors;  // with a tiered cache: the first token that `begin` may have summarised anew [max_rows]
     int32 mode, positions, page_size;
     uint32 batch, classes, max_rows, shortest;
-    uint32 keeps_summaries;  // 1: only the blocks of the step's own tokens are summarised, whatever `begin` says
     uint32 table_blocks, newest;  // the most blocks that a row has; the most that come after stored ones
-    uint32 window_count, seen_cap;
+    uint32 window_count, seen_cap, unused;
     // With the term for what lists leave out, else null: the sequence of a row that takes part, or −1; the number of tokens that its sums are of;
     // the first one that is new or was replaced [max_rows].
     Entries sequences;  // [B], or null

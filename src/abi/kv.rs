@@ -214,6 +214,22 @@ pub struct vwd_kv_cache_append_args {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_append_args {}
 
+/// Arguments of `vwd_kv_cache_compact`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_kv_cache_compact_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub sequences: vwd_tensor,
+    pub bases: vwd_tensor,
+    pub path: vwd_tensor,
+    pub accepted: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_kv_cache_compact_args {}
+
 /// Arguments of `vwd_kv_cache_resolve`; see there.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -169,9 +169,9 @@ pub unsafe extern "C" fn vwd_decoder_info(
 /// step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
 ///                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
 ///                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
-///                                   moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
-///                                   are made of what was accepted. UNSUPPORTED on a tiered cache. With options->remainder in steps of
-///                                   mode DENSE alone.
+///                                   moved by `vwd_compact`, on a tiered cache by `vwd_kv_cache_compact`; in the row's next step `begin` is
+///                                   the root's token, so that the summaries are made of what was accepted. With options->remainder in
+///                                   steps of mode DENSE alone.
 ///
 /// With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
 /// by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than

@@ -3,10 +3,10 @@
 use super::boundary::{Handle, boundary, handle, out, release, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
-    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
-    vwd_kv_cache_share_args, vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_status, vwd_stream,
+    vwd_kv_cache_append_args, vwd_kv_cache_compact_args, vwd_kv_cache_layer, vwd_kv_cache_options,
+    vwd_kv_cache_resolve_args, vwd_kv_cache_share_args, vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_status, vwd_stream,
 };
-use crate::kv::{self, AppendRequest, KvCache, ResolveRequest};
+use crate::kv::{self, AppendRequest, CompactRequest, KvCache, ResolveRequest};
 use crate::runtime::fork::Process;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -248,6 +248,40 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
         cache.0.append(&AppendRequest::from_c(&cache.0, args)?, stream)
+    })
+}
+
+/// Moves the tokens of accepted tree nodes to where a sequence's tokens follow each other, in all layers at once, and ends the sequence there.
+///
+/// Node n of a tree was appended as token bases[i] + n of its sequence. The token of path[i, j] moves to bases[i] + j, for j from 0 on as long
+/// as path ascends and, where accepted is given, up to accepted[i]; what it finds is as `vwd_verify_tree` gives it. With m nodes on the path each
+/// layer has bases[i] + m tokens of the sequence afterwards. With none, because path[i, 0] or accepted[i] is negative, nothing changes.
+///
+/// args->sequences  [B]     int32. At most max_sequences, distinct but for −1, an idle row.
+/// args->bases      [B]     int32 or int64: the position of each root. It lies where the next append might begin: in one of the last two
+///                          blocks, and not below the token where the sequence was last forked or truncated. A row with another one changes
+///                          nothing. A path ends before a node that the layer does not have.
+/// args->path       [B, M]  int32: nodes, ascending from 0 or above. A negative number, or one that does not ascend, ends it.
+/// args->accepted   [B]     int32, optional (absent: path says itself where it ends).
+///
+/// A block that has all its tokens then, and had others when it was full, is written back to host memory again, with VWD_CODING_INT4 coded anew. That
+/// is done on the stream. Summaries of moved tokens are made anew by `vwd_index_update` from bases[i] on. Where nothing was accepted but the root,
+/// or the nodes of the path follow each other from the root on, no byte is moved.
+///
+/// Enqueues on stream and returns; on a CPU session the tokens are there on return. Does not allocate or synchronise; may be captured. Calls of
+/// all layers are ordered with it by the caller. Tensors are borrowed until the stream passes this point; the arguments are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 rows of layers and KV heads or more), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_compact(
+    cache: *const vwd_kv_cache,
+    args: *const vwd_kv_cache_compact_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary("vwd_kv_cache_compact", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of cache and args.
+        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
+        cache.0.compact(&CompactRequest::from_c(&cache.0, args)?, stream)
     })
 }
 

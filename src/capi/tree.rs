@@ -75,7 +75,7 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
 ///                               token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
 ///                               8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
-///                               to 12 MB where those of one sequence are no more.
+///                               to 12 MB where those of one sequence are no more. `vwd_verify_tree_scratch` tells how much.
 /// args->accepted     [B]        int32, out: the number of nodes on the path, without the root.
 /// args->path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
 ///                               path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
@@ -117,6 +117,31 @@ pub unsafe extern "C" fn vwd_verify_tree(
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         verify_tree::run(session, &verify_tree::Request::from_c(session, args)?, stream)
+    })
+}
+
+/// Tells how many bytes of scratch `vwd_verify_tree` with these arguments needs in its stream's arena: 0 on a CPU session, and where target is
+/// given.
+///
+/// Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, dtypes and scalars, never from the
+/// contents of tensors, which need not be written yet. The arguments are checked as in the call.
+///
+/// bytes  Out.
+///
+/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_verify_tree_scratch(
+    session: *const vwd_session,
+    args: *const vwd_verify_tree_args,
+    bytes: *mut u64,
+) -> vwd_status {
+    computing("vwd_verify_tree_scratch", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of session, args and bytes.
+        let (session, args, bytes) =
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?, out(bytes, "bytes")?) };
+        bytes.write(verify_tree::scratch(session, &verify_tree::Request::from_c(session, args)?)?);
+        Ok(())
     })
 }
 

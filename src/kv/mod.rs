@@ -7,6 +7,7 @@
 //! whole blocks, which never change. A cache may code blocks in INT4 as they become whole: then runs hold codes, all but those of tails, and
 //! the first block of a sequence stays in a slot of its tail. Or slots hold what the codes stand for, decoded as a run arrives.
 
+mod compact;
 mod cpu;
 mod cuda;
 mod options;
@@ -15,6 +16,7 @@ mod sequences;
 mod share;
 mod store;
 
+pub use compact::CompactRequest;
 pub use cuda::Kernels;
 pub use options::Options;
 pub use share::share_slots;
@@ -204,6 +206,14 @@ impl KvCache {
         unsafe { store.append(&on, sequences, request) }
     }
 
+    pub fn compact(&self, request: &CompactRequest, stream: vwd_stream) -> Result<()> {
+        let on = self.session.on(stream)?;
+        contents::check(&self.session, &on, || request.contents(&self.options))?;
+        let State { sequences, store } = &mut *self.state.lock();
+        // SAFETY: the call's contract keeps the tensors valid.
+        unsafe { store.compact(&on, sequences, request) }
+    }
+
     pub fn resolve(&self, request: &ResolveRequest, stream: vwd_stream) -> Result<()> {
         let on = self.session.on(stream)?;
         contents::check(&self.session, &on, || request.contents(&self.options))?;
@@ -384,6 +394,8 @@ pub struct RowTables<'a> {
     /// while it is one of the newest. −1 past the last block.
     pub blocks: *mut i32,
     pub tails: *mut i32,
+    /// [B]: the first token of the blocks that the tail has in every layer; a later token is at least the next one that may be appended.
+    pub floors: *mut i32,
 }
 
 /// Checked arguments of `vwd_kv_cache_append`.

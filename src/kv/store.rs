@@ -1,7 +1,7 @@
 //! The interface of a cache's backend, which has the runs and the slots. `sequences` decides which blocks a sequence has.
 
 use super::sequences::{Opened, Sequences};
-use super::{AppendRequest, ResolveRequest, RowTables};
+use super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
 use crate::abi::vwd_stream;
 use crate::core::status::Result;
 use crate::runtime::{On, Session};
@@ -40,6 +40,10 @@ pub trait Store: Send {
     /// # Safety
     /// The request's tensors are valid for as long as the call's contract says.
     unsafe fn append(&mut self, on: &On, sequences: &Sequences, request: &AppendRequest) -> Result<()>;
+
+    /// # Safety
+    /// The request's tensors are valid for as long as the call's contract says.
+    unsafe fn compact(&mut self, on: &On, sequences: &Sequences, request: &CompactRequest) -> Result<()>;
 
     /// # Safety
     /// The request's tensors are valid for as long as the call's contract says.

@@ -499,6 +499,14 @@ structs! {
         k_scale,
         v_scale,
     }
+    vwd_kv_cache_compact_args {
+        struct_size,
+        flags,
+        sequences,
+        bases,
+        path,
+        accepted,
+    }
     vwd_kv_cache_resolve_args {
         struct_size,
         flags,

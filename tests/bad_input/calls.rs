@@ -85,6 +85,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_gather_blocks of lists per KV head", gather_blocks_per_head),
     ("vwd_kv_cache_append", kv_cache_append),
     ("vwd_kv_cache_append with scales", kv_cache_append_scales),
+    ("vwd_kv_cache_compact", kv_cache_compact),
     ("vwd_kv_cache_resolve", |b| kv_cache_resolve(b, Rows::One)),
     ("vwd_kv_cache_resolve of rows with lists of their own", |b| kv_cache_resolve(b, Rows::Own)),
     ("vwd_predictor_reset", predictor_reset),

@@ -1,7 +1,9 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
-//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs and decoder/tiered_types.rs.
+//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_types.rs, decoder/coded.rs and
+//! decoder/coded_trees.rs.
 
 pub mod coded;
+pub mod coded_trees;
 pub mod drafts;
 pub mod fallback;
 pub mod model;

@@ -165,6 +165,28 @@ pub fn append(case: &mut Case) {
     }
 }
 
+/// Paths in the tails of a cache that is full, whose bytes are the answer.
+pub fn compact(case: &mut Case) {
+    type Args = vwd_kv_cache_compact_args;
+    let shape = Shape::random(&mut case.rng);
+    let args = case.call_with::<Args>(move |session, args: *const c_void| -> Answer {
+        let cache = shape.cache(session);
+        shape.fill(&cache);
+        let before: Vec<u8> = (0..LAYERS).flat_map(|layer| cache.tails(layer)).collect();
+        // SAFETY: the arguments are what the case describes.
+        let status = unsafe { vwd_kv_cache_compact(cache.0, args.cast(), null_mut()) };
+        let tails: Vec<u8> = (0..LAYERS).flat_map(|layer| cache.tails(layer)).collect();
+        assert!(status == VWD_OK || tails == before, "tokens moved in spite of an error");
+        (status, if status == VWD_OK { tails } else { vec![] })
+    });
+    let (batch, places) = (case.extent(1..=SEQUENCES as usize), case.rng.size(1..=9) as i64);
+    let bases = case.rng.pick(&[I32, I64]);
+    case.input(of!(args, Args, sequences), I32, &[batch], Content::Distinct(SEQUENCES));
+    case.input(of!(args, Args, bases), bases, &[batch], Content::Counts(BLOCKS * shape.block));
+    case.input(of!(args, Args, path), I32, &[batch, places], Content::Indices(2 * shape.block));
+    case.maybe_input(of!(args, Args, accepted), I32, &[batch], Content::Counts(places - 1));
+}
+
 pub fn resolve(case: &mut Case) {
     type Args = vwd_kv_cache_resolve_args;
     let shape = Shape::random(&mut case.rng);

@@ -183,7 +183,7 @@ pub fn tree_prepare(case: &mut Case, has_parents: bool) {
 
 pub fn verify_tree(case: &mut Case, has_logits: bool) {
     type Args = vwd_verify_tree_args;
-    let args = case.call::<Args>(vwd_verify_tree);
+    let args = case.call_with_scratch::<Args>(vwd_verify_tree, vwd_verify_tree_scratch);
     let most = case.rng.pick(&[6, 6, 80]);
     let (batch, nodes) = (case.extent(1..=4), case.rng.size(1..=most) as i64);
     let (row, places) = ([batch, nodes], case.rng.size(1..=9) as i64);
@@ -206,7 +206,7 @@ pub fn verify_tree(case: &mut Case, has_logits: bool) {
 
 pub fn sampled_tree(case: &mut Case) {
     type Args = vwd_verify_tree_args;
-    let args = case.call::<Args>(vwd_verify_tree);
+    let args = case.call_with_scratch::<Args>(vwd_verify_tree, vwd_verify_tree_scratch);
     let most = case.rng.pick(&[6, 6, 40]);
     let (batch, nodes) = (case.extent(1..=4), case.rng.size(1..=most) as i64);
     let (row, places) = ([batch, nodes], case.rng.size(1..=9) as i64);

@@ -76,6 +76,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_repair exactly", Target::Call(|case| sequences::repair(case, VWD_REPAIR_EXACT))),
     ("vwd_gather_blocks", Target::Call(calls::gather_blocks)),
     ("vwd_kv_cache_append", Target::Call(caches::append)),
+    ("vwd_kv_cache_compact", Target::Call(caches::compact)),
     ("vwd_kv_cache_resolve", Target::Call(caches::resolve)),
     ("vwd_predictor_reset", Target::Call(calls::predictor_reset)),
     ("vwd_predictor_predict", Target::Call(calls::predictor_predict)),

@@ -148,7 +148,7 @@ fn kernels_load_without_the_drivers_compiler(_: &Backend) {
     }
 }
 
-fn cuda_session(options: vwd_session_options) -> Session {
+pub fn cuda_session(options: vwd_session_options) -> Session {
     Session::create(&vwd_session_options { device: VWD_DEVICE_CUDA, ..options })
         .unwrap_or_else(|(_, text)| panic!("{text}"))
 }
@@ -187,7 +187,7 @@ fn reserve_beyond_the_device_is_an_error(backend: &Backend) {
     assert_ok(unsafe { vwd_session_reserve(backend.session(), backend.stream(), 32 << 20) });
 }
 
-fn reserve(session: &Session, stream: vwd_stream, bytes: u64) {
+pub fn reserve(session: &Session, stream: vwd_stream, bytes: u64) {
     // SAFETY: a live session and stream.
     assert_ok(unsafe { vwd_session_reserve(session.raw(), stream, bytes) });
 }
@@ -217,7 +217,7 @@ fn arenas_are_made_on_demand(backend: &Backend) {
     assert!(held() >= both + (16 << 20), "0 means options.scratch_bytes");
 }
 
-fn session_stream(session: &Session) -> vwd_stream {
+pub fn session_stream(session: &Session) -> vwd_stream {
     let mut stream = std::ptr::null_mut();
     // SAFETY: valid arguments.
     assert_ok(unsafe { vwd_session_stream(session.raw(), VWD_STREAM_SPECULATE, &mut stream) });

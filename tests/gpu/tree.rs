@@ -2,6 +2,7 @@
 
 use crate::Case;
 use crate::graph::Graph;
+use crate::runtime::{cuda_session, reserve, session_stream};
 use crate::support::trees::random_parents;
 use crate::support::*;
 use vanward::abi::*;
@@ -10,6 +11,7 @@ use vanward::capi::*;
 pub const CASES: &[Case] = &[
     ("verified_trees_are_compacted_by_a_graph_with_changed_contents", verified_trees_are_compacted_by_a_graph),
     ("sampled_trees_are_verified_by_a_graph_with_changed_seeds", sampled_trees_are_verified_by_a_graph),
+    ("scratch_of_trees_is_what_a_capture_needs", scratch_of_trees_is_what_a_capture_needs),
 ];
 
 const BATCH: usize = 3;
@@ -141,9 +143,55 @@ fn sampled_trees_are_verified_by_a_graph(backend: &Backend) {
     });
 }
 
-/// Arguments of a walk that samples.
+/// A stream that was given what is told captures the call and gives what the CPU gives; one without it names that many bytes.
+fn scratch_of_trees_is_what_a_capture_needs(backend: &Backend) {
+    const TOKENS: usize = 4100;
+    let (cpu, mut rng) = (Backend::cpu(1), Rng::new(7));
+    let tree = Array::new(&[BATCH, NODES], (0..BATCH).flat_map(|_| random_parents(&mut rng, NODES)).collect());
+    let tokens = Array::from_fn(&[BATCH, NODES], |_| rng.int(0..=3));
+    // A few tokens have most of the mass.
+    let mut rows = |_| Array::from_fn(&[BATCH, NODES, TOKENS], |at| rng.unit() + if at[2] < 4 { 9.0 } else { 0.0 });
+    let rows = [(); 2].map(&mut rows);
+    for (walk, is_drawn) in [
+        (VWD_WALK_GREEDY, false),
+        (VWD_WALK_COUPLED, false),
+        (VWD_WALK_INDEPENDENT, false),
+        (VWD_WALK_INDEPENDENT, true),
+        (VWD_WALK_DISTINCT, true),
+    ] {
+        let [here, there] = [backend, &cpu].map(|backend| {
+            let sampled = Sampled { has_draft_rows: is_drawn, ..Sampled::new(backend, walk, TOKENS) };
+            sampled.parents.refill_ints(&tree);
+            sampled.tokens.refill_ints(&tokens);
+            sampled.logits.refill_floats(&rows[0]);
+            sampled.draft_rows.refill_floats(&rows[1]);
+            sampled.temperature.refill_floats(&Array::filled(&[BATCH], 1.0));
+            sampled
+        });
+        let session = cuda_session(args());
+        let (stream, mut bytes) = (session_stream(&session), 0);
+        // SAFETY: the session lives.
+        assert_ok(unsafe { vwd_verify_tree_scratch(session.raw(), &here.args(), &mut bytes) });
+        assert!(bytes > 0, "walk {walk}");
+        // SAFETY: the tensors outlive the graphs.
+        let call = || unsafe { vwd_verify_tree(session.raw(), &here.args(), stream) };
+        let refuse = || assert_fails(call(), VWD_ERROR_OUT_OF_SCRATCH, &[&bytes.to_string(), "vwd_session_reserve"]);
+        Graph::capture(stream.cast(), refuse);
+        reserve(&session, stream, bytes - 1);
+        Graph::capture(stream.cast(), refuse);
+        reserve(&session, stream, bytes);
+        Graph::capture(stream.cast(), || assert_ok(call())).replay();
+        // SAFETY: the tensors live.
+        assert_ok(unsafe { there.call(&cpu) });
+        assert_eq!(here.path.read_ints(), there.path.read_ints(), "path of walk {walk}");
+        assert_eq!(here.committed.read_ints(), there.committed.read_ints(), "committed by walk {walk}");
+    }
+}
+
+/// Arguments of a walk that samples, or of a greedy one from logits.
 struct Sampled<'b> {
     walk: u32,
+    has_draft_rows: bool,
     tokens: Tensor<'b>,
     parents: Tensor<'b>,
     logits: Tensor<'b>,
@@ -164,6 +212,7 @@ impl<'b> Sampled<'b> {
         let floats = |dtype, shape: &[usize]| Tensor::floats(backend, dtype, &Array::filled(shape, 0.0), &plain);
         Sampled {
             walk,
+            has_draft_rows: true,
             tokens: ints(I32, &[BATCH, NODES]),
             parents: ints(I32, &[BATCH, NODES]),
             logits: floats(BF16, &[BATCH, NODES, tokens]),
@@ -178,15 +227,13 @@ impl<'b> Sampled<'b> {
         }
     }
 
-    /// # Safety
-    /// The tensors live until the call, or a graph that holds it, is over.
-    unsafe fn call(&self, backend: &Backend) -> vwd_status {
-        let args = vwd_verify_tree_args {
+    fn args(&self) -> vwd_verify_tree_args {
+        vwd_verify_tree_args {
             walk: self.walk,
             tokens: self.tokens.c(),
             parents: self.parents.c(),
             logits: self.logits.c(),
-            draft_rows: self.draft_rows.c(),
+            draft_rows: if self.has_draft_rows { self.draft_rows.c() } else { absent() },
             temperature: self.temperature.c(),
             seeds: self.seeds.c(),
             positions: self.positions.c(),
@@ -195,8 +242,13 @@ impl<'b> Sampled<'b> {
             next_token: self.next_token.c(),
             committed: self.committed.c(),
             ..args()
-        };
+        }
+    }
+
+    /// # Safety
+    /// The tensors live until the call, or a graph that holds it, is over.
+    unsafe fn call(&self, backend: &Backend) -> vwd_status {
         // SAFETY: forwarded to the caller.
-        unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) }
+        unsafe { vwd_verify_tree(backend.session(), &self.args(), backend.stream()) }
     }
 }

@@ -539,3 +539,97 @@ fn row(t: &vwd_tensor, n: u32) -> vwd_tensor {
     row.data = t.data.cast::<i32>().wrapping_offset((n as i64 * t.strides[0]) as isize).cast();
     row
 }
+
+fn compact(cache: &Cache, sequence: i32, base: i32, path: &[i32], accepted: Option<i32>) {
+    let accepted = accepted.map(|accepted| [accepted]);
+    let call = vwd_kv_cache_compact_args {
+        sequences: tensor(&[sequence], I32, &[1]),
+        bases: tensor(&[base], I32, &[1]),
+        path: tensor(path, I32, &[1, path.len()]),
+        accepted: accepted.as_ref().map_or(absent(), |accepted| tensor(accepted, I32, &[1])),
+        ..args()
+    };
+    // SAFETY: everything is valid.
+    assert_ok(unsafe { vwd_kv_cache_compact(cache.raw, &call, NO_STREAM) });
+}
+
+/// The keys of a block in its slot, the first channel of each token; both KV heads have the same.
+fn keys(cache: &Cache, sequence: u32, block: i32) -> Vec<f32> {
+    let (slots, _) = resolve(cache, &[sequence], &[block]);
+    fetch(cache);
+    let view = cache.view(0);
+    let of = |slot: i32| -> Vec<f32> {
+        let token = |t: i64| slot as i64 * view.k.strides[0] + t * view.k.strides[1];
+        // SAFETY: inside the view.
+        (0..4).map(|t| unsafe { view.k.data.cast::<f32>().offset(token(t) as isize).read() }).collect()
+    };
+    let [first, second] = [of(slots[0]), of(slots[1])];
+    assert_eq!(first, second, "KV heads of block {block}");
+    first
+}
+
+#[test]
+fn accepted_nodes_follow_each_other_and_end_the_sequence() {
+    let cache = Cache::new(&options());
+    let sequence = cache.add().expect("a sequence");
+    append(&cache, sequence, 0, 6, 0.0);
+    // Five nodes from token 6 on, 100 … 104: they end block 1 and begin block 2.
+    append(&cache, sequence, 6, 5, 94.0);
+    let before = cache.stats().bytes_written_back;
+    assert_eq!(before, 2 * 2 * 2 * RUN, "blocks 0 and 1");
+    compact(&cache, sequence as i32, 6, &[0, 2, 4, 1], None);
+    assert_eq!(cache.stats().bytes_written_back - before, 2 * 2 * RUN, "block 1 once more");
+    assert_eq!(keys(&cache, sequence, 1), [4.0, 5.0, 100.0, 102.0]);
+    assert_eq!(keys(&cache, sequence, 2)[0], 104.0);
+    // The sequence has nine tokens: one behind a gap is dropped, the next one is not.
+    append(&cache, sequence, 10, 1, 0.0);
+    assert_eq!(cache.stats().dropped_tokens, 2);
+    // Blocks 1 and 2 leave the tail.
+    append(&cache, sequence, 9, 11, 0.0);
+    assert_eq!(cache.stats().dropped_tokens, 2);
+    let found = [0, 1, 2, 3, 4].map(|block| keys(&cache, sequence, block));
+    let expected = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 100.0, 102.0], [104.0, 9.0, 10.0, 11.0]];
+    assert_eq!(found[..3], expected);
+    assert_eq!(found[3..], [[12.0, 13.0, 14.0, 15.0], [16.0, 17.0, 18.0, 19.0]]);
+    // What lies in host memory is what was accepted, too.
+    let fork = {
+        let mut child = u32::MAX;
+        // SAFETY: everything is valid.
+        assert_ok(unsafe { vwd_kv_cache_fork(cache.raw, sequence, 7, &mut child, NO_STREAM) });
+        child
+    };
+    assert_eq!(keys(&cache, fork, 1)[..3], [4.0, 5.0, 100.0]);
+}
+
+#[test]
+fn path_that_moves_nothing_writes_nothing() {
+    let cache = Cache::new(&options());
+    let sequence = cache.add().expect("a sequence");
+    append(&cache, sequence, 0, 14, 0.0);
+    let written = cache.stats().bytes_written_back;
+    let all = || [0, 1, 2, 3].map(|block| keys(&cache, sequence, block)).concat()[..14].to_vec();
+    let before = all();
+    let number = sequence as i32;
+    // No row, no such sequence, no path; a root that has left the tail, or has not come yet.
+    compact(&cache, -1, 8, &[0, 2], None);
+    compact(&cache, number + 1, 8, &[0, 2], None);
+    compact(&cache, number, 8, &[-1, 2], None);
+    compact(&cache, number, 8, &[0, 2], Some(-1));
+    compact(&cache, number, 7, &[0, 2], None);
+    compact(&cache, number, 14, &[0, 1], None);
+    compact(&cache, number, -2, &[0, 1], None);
+    compact(&cache, number, i32::MAX, &[0, i32::MAX], None);
+    assert_eq!(all(), before);
+    // The sequence has 14 tokens still.
+    append(&cache, sequence, 14, 1, 0.0);
+    // A chain moves nothing, but ends the sequence; so does a path that leads to a node that there is not, or back.
+    for (path, accepted, len) in [(vec![0, 1, 2, 3], None, 12), (vec![0, 1, 9], None, 10), (vec![0, 0], Some(1), 9)] {
+        append(&cache, sequence, 8, 6, 0.0);
+        compact(&cache, number, 8, &path, accepted);
+        assert_eq!(all(), before, "{path:?}");
+        let dropped = cache.stats().dropped_tokens;
+        append(&cache, sequence, len + 1, 1, 0.0);
+        assert_eq!(cache.stats().dropped_tokens, dropped + 2, "{path:?}: behind a gap");
+    }
+    assert_eq!(cache.stats().bytes_written_back - written, 3 * 2 * 2 * RUN, "block 2 by each append, and by no path");
+}

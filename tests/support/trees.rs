@@ -83,6 +83,11 @@ impl Masks {
         Masks(vec![(0..rows).map(|r| (0..=r).collect()).collect(); batch])
     }
 
+    /// What a row sees of the others: the nodes from the root to it.
+    pub fn path(&self, i: usize, r: usize) -> &[usize] {
+        &self.0[i][r]
+    }
+
     /// Whether row `r` of `rows` sees token `t` of a sequence of `len`, in a window unless that is 0.
     pub fn sees(&self, [i, r, t]: [usize; 3], len: usize, rows: usize, window: usize) -> bool {
         let (root, nodes) = (len as i64 - rows as i64, |r: usize| &self.0[i][r]);

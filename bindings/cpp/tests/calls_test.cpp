@@ -184,6 +184,7 @@ static void trees_are_prepared_verified_and_compacted(const vw::Session &session
   for (const std::uint32_t walk : {VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT}) {
     verify.walk = walk;
     path.assign(4, 0); // in place
+    CHECK(session.verify_tree_scratch(verify) == 0);
     session.verify_tree(verify);
     CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
   }

@@ -153,7 +153,9 @@ class Calls(unittest.TestCase):
         noise = dict(seeds=np.array([7]), positions=np.array([0]), temperature=np.ones(1, np.float32))
         for walk in "coupled", "independent", "distinct":
             path.fill(9)
-            self.session.verify_tree(tokens=tokens, parents=parents, logits=logits, walk=walk, **noise, **outputs)
+            given = dict(tokens=tokens, parents=parents, logits=logits, walk=walk, **noise, **outputs)
+            self.assertEqual(self.session.verify_tree_scratch(**given), 0)
+            self.session.verify_tree(**given)
             self.assertEqual((accepted[0], path.tolist(), next_token[0]), (2, [[0, 2, 3, -1]], 8))
 
         caches = [self.random.standard_normal((3, 2, 4)).astype(kind) for kind in (np.float16, np.float64)]

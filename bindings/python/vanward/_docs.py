@@ -315,7 +315,7 @@ target       [B, N]     dtype of tokens: the target's token after each node. Giv
 logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
                         token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
                         8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
-                        to 12 MB where those of one sequence are no more.
+                        to 12 MB where those of one sequence are no more. `vwd_verify_tree_scratch` tells how much.
 accepted     [B]        int32, out: the number of nodes on the path, without the root.
 path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
                         path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
@@ -346,6 +346,16 @@ its scratch is there; may be captured: seeds, positions and all else are read wh
 ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
 more, 2^24 rows of logits and drafts or more where the walk samples), DRIVER, INTERNAL.
+""",
+    "vwd_verify_tree_scratch": """Tells how many bytes of scratch `vwd_verify_tree` with these arguments needs in its stream's arena: 0 on a CPU session, and where target is
+given.
+
+Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, dtypes and scalars, never from the
+contents of tensors, which need not be written yet. The arguments are checked as in the call.
+
+bytes  Out.
+
+Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
 """,
     "vwd_compactor_create": """Creates a compactor over a set of caches.
 
@@ -947,6 +957,8 @@ one KV head of one layer.
 """,
     "vwd_kv_cache_append_args": """Arguments of `vwd_kv_cache_append`; see there.
 """,
+    "vwd_kv_cache_compact_args": """Arguments of `vwd_kv_cache_compact`; see there.
+""",
     "vwd_kv_cache_resolve_args": """Arguments of `vwd_kv_cache_resolve`; see there.
 """,
     "vwd_kv_cache_capacity": """Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates none of it.
@@ -1052,6 +1064,27 @@ get none.
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
 Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_compact": """Moves the tokens of accepted tree nodes to where a sequence's tokens follow each other, in all layers at once, and ends the sequence there.
+
+Node n of a tree was appended as token bases[i] + n of its sequence. The token of path[i, j] moves to bases[i] + j, for j from 0 on as long
+as path ascends and, where accepted is given, up to accepted[i]; what it finds is as `vwd_verify_tree` gives it. With m nodes on the path each
+layer has bases[i] + m tokens of the sequence afterwards. With none, because path[i, 0] or accepted[i] is negative, nothing changes.
+
+sequences  [B]     int32. At most max_sequences, distinct but for −1, an idle row.
+bases      [B]     int32 or int64: the position of each root. It lies where the next append might begin: in one of the last two
+                   blocks, and not below the token where the sequence was last forked or truncated. A row with another one changes
+                   nothing. A path ends before a node that the layer does not have.
+path       [B, M]  int32: nodes, ascending from 0 or above. A negative number, or one that does not ascend, ends it.
+accepted   [B]     int32, optional (absent: path says itself where it ends).
+
+A block that has all its tokens then, and had others when it was full, is written back to host memory again, with VWD_CODING_INT4 coded anew. That
+is done on the stream. Summaries of moved tokens are made anew by `vwd_index_update` from bases[i] on. Where nothing was accepted but the root,
+or the nodes of the path follow each other from the root on, no byte is moved.
+
+Enqueues on stream and returns; on a CPU session the tokens are there on return. Does not allocate or synchronise; may be captured. Calls of
+all layers are ordered with it by the caller. Tensors are borrowed until the stream passes this point; the arguments are not written.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 rows of layers and KV heads or more), DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_resolve": """Gives each wanted block a slot. Blocks that are resident can be read at once; for the missed blocks the call asks for copies,
 which `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
@@ -1467,9 +1500,9 @@ step->sequences   [B]             int32, optional (absent: row i is sequence i):
 step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
-                                  moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
-                                  are made of what was accepted. UNSUPPORTED on a tiered cache. With options->remainder in steps of
-                                  mode DENSE alone.
+                                  moved by `vwd_compact`, on a tiered cache by `vwd_kv_cache_compact`; in the row's next step `begin` is
+                                  the root's token, so that the summaries are made of what was accepted. With options->remainder in
+                                  steps of mode DENSE alone.
 
 With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
 by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than

@@ -706,6 +706,17 @@ class vwd_kv_cache_append_args(Structure):
     ]
 
 
+class vwd_kv_cache_compact_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("sequences", vwd_tensor),
+        ("bases", vwd_tensor),
+        ("path", vwd_tensor),
+        ("accepted", vwd_tensor),
+    ]
+
+
 class vwd_kv_cache_resolve_args(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -1076,6 +1087,7 @@ PROTOTYPES = {
     "vwd_verify_sample_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_tree_prepare": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_verify_tree": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_verify_tree_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_compactor_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_compactor_release": (None, [c_void_p]),
     "vwd_compact": (c_int32, [c_void_p, c_void_p, c_void_p]),
@@ -1105,6 +1117,7 @@ PROTOTYPES = {
     "vwd_kv_cache_truncate": (c_int32, [c_void_p, c_uint32, c_uint64, c_void_p]),
     "vwd_kv_cache_free": (c_int32, [c_void_p, c_uint32, c_void_p]),
     "vwd_kv_cache_append": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_cache_compact": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_cache_resolve": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_cache_fetch": (c_int32, [c_void_p, c_uint32, c_void_p]),
     "vwd_kv_cache_wait": (c_int32, [c_void_p, c_uint32, c_void_p]),

@@ -244,6 +244,19 @@ class KvCache:
         )
         return Call(self, _header.vwd_kv_cache_append_args, stream, inputs=inputs, outputs={})
 
+    def prepare_compact(
+        self,
+        *,
+        sequences: Array,
+        bases: Array,
+        path: Array,
+        accepted: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_kv_cache_compact: moves the tokens of accepted tree nodes to where a sequence's tokens follow each other."""
+        inputs = dict(sequences=sequences, bases=bases, path=path, accepted=accepted)
+        return Call(self, _header.vwd_kv_cache_compact_args, stream, inputs=inputs, outputs={})
+
     def prepare_resolve(
         self,
         *,
@@ -264,6 +277,7 @@ class KvCache:
         )
 
     append = at_once(prepare_append)
+    compact = at_once(prepare_compact)
     resolve = at_once(prepare_resolve)
 
     def fetch(self, layer: int, *, stream: int = 0) -> None:

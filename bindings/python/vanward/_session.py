@@ -955,6 +955,7 @@ class Session:
 
     attention_scratch = scratch_of(prepare_attention)
     verify_sample_scratch = scratch_of(prepare_verify_sample)
+    verify_tree_scratch = scratch_of(prepare_verify_tree)
     repair_scratch = scratch_of(prepare_repair)
     select_blocks_scratch = scratch_of(prepare_select_blocks)
     select_tokens_scratch = scratch_of(prepare_select_tokens)

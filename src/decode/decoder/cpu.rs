@@ -33,7 +33,7 @@ pub fn distribute(_: &Cpu, r: &Distribute) {
             let first = (tokens - count).max(0);
             let begin = r.begin.as_ref().map_or(first, |begin| entry(begin, i).clamp(0, first));
             *r.rows.add(i) = count;
-            let from = if r.keeps_summaries { first } else { begin };
+            let from = r.tiers.map_or(begin, |tiers| begin.max(*tiers.floors.add(i)).min(first));
             *r.from.add(i) = if is_taken { from - from % r.page_size as i32 } else { tokens };
             if !r.places.is_null() {
                 *r.places.add(i) = first;

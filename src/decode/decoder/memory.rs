@@ -74,6 +74,8 @@ pub struct TieredPlan {
     /// [max_rows, max_blocks] int32 each, as `kv::RowTables`.
     pub blocks: usize,
     pub tails: usize,
+    /// [max_rows] int32: the first token of each row that may be summarised anew, as `kv::RowTables`.
+    pub floors: usize,
     /// [max_rows, Hk, cap] int32: slots of the selected lists, and of those made ahead, of the layer at work.
     pub slots: usize,
     pub predicted_slots: usize,
@@ -186,6 +188,7 @@ impl Plan {
                 numbers: take(&[tiered, max_rows, WORD]),
                 blocks: take(&[max_rows, options.table_blocks, WORD]),
                 tails: take(&[max_rows, options.table_blocks, WORD]),
+                floors: take(&[tiered, max_rows, WORD]),
                 slots: take(&[tiered, max_rows, kv_heads, options.capacity(), WORD]),
                 predicted_slots: take(&[tiered, max_rows, kv_heads, ahead, WORD]),
                 resident: [ahead, ahead, 1].map(|cap| take(&[tiered * repairs, max_rows, kv_heads, cap, WORD])),

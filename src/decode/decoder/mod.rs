@@ -208,9 +208,6 @@ impl Decoder {
         let sequences = checks.optional_input("sequences", &c.sequences, i32, &[batch])?;
         let words = [batch, ("Q", positions), ("⌈Q/32⌉", positions.div_ceil(32))];
         let tree = checks.optional_input("tree", &c.tree, &[DType::U32], &words)?;
-        if self.tiered.is_some() && tree.is_some() {
-            return Err(Error::unsupported("a decoder on a tiered cache takes no draft tree"));
-        }
         if options.has_term && tree.is_some() && c.mode != VWD_DECODER_DENSE {
             let expected = "absent, or mode VWD_DECODER_DENSE: with options.remainder no sparse row takes a tree";
             return Err(Error::argument("tree", "given to a step that may have sparse rows", expected));
@@ -242,6 +239,11 @@ impl Decoder {
             [Some(lens), modes, q_lens, begin].into_iter().flatten().chain(self.rules(sequences)).collect()
         })?;
         self.join_last_foresight(&on)?;
+        drop(on);
+        let (page_table, row_sequences) = match &self.tiered {
+            Some(tiered) => tiered.begin(self, batch.1, &c.sequences, stream)?,
+            None => (c.page_table, c.sequences),
+        };
         let (plan, memory) = (&self.plan, &self.memory);
         let distribute = Distribute {
             modes: each.map_or(Modes::All(mode.unwrap_or(0)), Modes::Each),
@@ -250,7 +252,6 @@ impl Decoder {
             begin,
             positions,
             page_size: options.page_size,
-            keeps_summaries: self.tiered.is_some(),
             shortest: c.shortest,
             classes: plan.thresholds.len(),
             max_rows: options.max_rows,
@@ -264,6 +265,7 @@ impl Decoder {
             },
             tiers: self.tiered.as_ref().map(|_| Tiers {
                 table_blocks: options.table_blocks,
+                floors: memory.at(plan.tiered.floors),
                 stored: memory.at(plan.tiered.stored),
                 windows: memory.at(plan.tiered.windows_at),
                 window_count: plan.windows.len(),
@@ -282,12 +284,7 @@ impl Decoder {
                 begin: memory.at(plan.term.begin),
             }),
         };
-        distribute.run(&on)?;
-        drop(on);
-        let (page_table, sequences) = match &self.tiered {
-            Some(tiered) => tiered.begin(self, batch.1, &c.sequences, stream)?,
-            None => (c.page_table, c.sequences),
-        };
+        distribute.run(&self.session.on(stream)?)?;
         if let Some(fallback) = &self.fallback {
             let longest = if c.longest == 0 { room } else { room.min(c.longest as usize) };
             fallback.decide(longest, batch.1, positions == 1 && mode != Some(VWD_DECODER_DENSE));
@@ -300,7 +297,7 @@ impl Decoder {
             mode,
             shortest: c.shortest,
             has_begin: begin.is_some(),
-            sequences,
+            sequences: row_sequences,
             // A root alone is a chain.
             tree: if positions > 1 { c.tree } else { vwd_tensor { data: std::ptr::null_mut(), ..c.tree } },
             number: self.steps.fetch_add(1, Relaxed) + 1,

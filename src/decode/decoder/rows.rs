@@ -1,6 +1,7 @@
 //! What a decoder computes itself, row by row: who attends how, tokens to their pages, outputs together, and what was accepted.
 
 use super::memory::Kind;
+use super::options::Options;
 use crate::core::tensor::Tensor;
 use crate::ops::views::Pages;
 use std::ops::Range;
@@ -42,8 +43,6 @@ pub struct Distribute<'a> {
     /// No row is shorter, says the caller; 0: unknown.
     pub shortest: u32,
     pub classes: usize,
-    /// Whether only the blocks of the step's own tokens are summarised, whatever `begin` says.
-    pub keeps_summaries: bool,
     /// Rows that `lens` has room for.
     pub max_rows: usize,
     pub thresholds: *const i32,
@@ -78,6 +77,8 @@ pub struct Counted<'a> {
 pub struct Tiers {
     /// The most blocks that a row has.
     pub table_blocks: usize,
+    /// [max_rows]: the first token of the blocks that the cache has exact, which `begin` may have summarised anew.
+    pub floors: *const i32,
     /// [max_rows]: the number of leading blocks that are read in host memory.
     pub stored: *mut i32,
     /// [windows]; and [windows, max_rows, seen_cap] and [windows, max_rows]: of these blocks, the ids and the number of those that a row's positions
@@ -92,15 +93,16 @@ pub struct Tiers {
     pub newest_counts: *mut i32,
 }
 
-/// The blocks among the first `stored` that have tokens which some position from `first` on sees through a window.
+/// The blocks among the first `stored` ones with tokens that some position from `first` on sees through a window.
 pub fn seen_blocks(stored: usize, block_size: usize, first: usize, window: usize) -> Range<usize> {
     stored.min((first + 1).saturating_sub(window) / block_size)..stored
 }
 
 impl Tiers {
-    /// A decoder without a cache has none.
+    /// A decoder without a cache has none of this.
     pub const NONE: Tiers = Tiers {
         table_blocks: 0,
+        floors: std::ptr::null(),
         stored: std::ptr::null_mut(),
         windows: std::ptr::null(),
         window_count: 0,
@@ -185,6 +187,28 @@ pub struct Past<'a> {
     pub init: u32,
     /// Number of sequences.
     pub count: usize,
+}
+
+impl<'a> Past<'a> {
+    /// The lists of sequences, one for each KV head, which are emptied: their counts, of as many sequences as the decoder has.
+    pub fn emptied(options: &Options, sequences: Option<Tensor<'a>>, rows: usize, past_counts: *mut i32) -> Past<'a> {
+        Past {
+            sequences,
+            rows,
+            lens: std::ptr::null(),
+            places: std::ptr::null(),
+            ids: std::ptr::null_mut(),
+            counts: std::ptr::null_mut(),
+            past_ids: std::ptr::null_mut(),
+            past_counts,
+            heads: options.kv_heads,
+            capacity: 0,
+            past_capacity: 0,
+            block_size: options.block_size,
+            init: 0,
+            count: options.max_sequences,
+        }
+    }
 }
 
 /// What is known of the drafts of each sequence, [max_sequences] each.

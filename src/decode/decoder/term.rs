@@ -30,23 +30,7 @@ pub fn forget(decoder: &Decoder, layer: usize, sequences: Option<Tensor>, rows: 
     }
     let [tokens, ..] = plan.term.sums[layer];
     // As lists that are emptied: one count for each KV head of a sequence.
-    let past = Past {
-        sequences,
-        rows,
-        lens: std::ptr::null(),
-        places: std::ptr::null(),
-        ids: std::ptr::null_mut(),
-        counts: std::ptr::null_mut(),
-        past_ids: std::ptr::null_mut(),
-        past_counts: memory.at(tokens),
-        heads: options.kv_heads,
-        capacity: 0,
-        past_capacity: 0,
-        block_size: options.block_size,
-        init: 0,
-        count: options.max_sequences,
-    };
-    past.remember(on)
+    Past::emptied(options, sequences, rows, memory.at(tokens)).remember(on)
 }
 
 impl Layer<'_> {

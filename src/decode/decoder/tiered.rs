@@ -115,6 +115,7 @@ impl Tiered {
             sequences: decoder.session.checks().required("sequences", &sequences)?,
             blocks: memory.at(plan.blocks),
             tails: memory.at(plan.tails),
+            floors: memory.at(plan.floors),
         };
         // SAFETY: the decoder's memory has room for the tables of all rows, and the step's contract keeps the tensor valid.
         unsafe { self.cache.row_tables(&tables, stream)? };
@@ -167,20 +168,10 @@ pub fn forget<'a>(decoder: &Decoder, layer: usize, sequences: Option<Tensor<'a>>
         (&decoder.options, &decoder.memory, decoder.plan.tiered.past[layer]);
     let policy = &options.layers[layer];
     Past {
-        sequences,
-        rows,
-        lens: std::ptr::null(),
-        places: std::ptr::null(),
-        ids: std::ptr::null_mut(),
-        counts: std::ptr::null_mut(),
         past_ids: memory.at(past_ids),
-        past_counts: memory.at(past_counts),
-        heads: options.kv_heads,
-        capacity: 0,
         past_capacity: policy.selected_capacity(),
-        block_size: options.block_size,
         init: policy.init,
-        count: options.max_sequences,
+        ..Past::emptied(options, sequences, rows, memory.at(past_counts))
     }
 }
 
@@ -432,11 +423,13 @@ impl Attend<'_> {
 
     /// Keeps the state. What it writes to `out` is replaced.
     fn over_stored(&self) -> vwd_attention_args {
-        let (list, state) = (self.layer.stored_blocks(), self.state());
+        let (list, state, all) = (self.layer.stored_blocks(), self.state(), self.over_all());
         let block_size = self.layer.decoder.options.block_size as u32;
-        // Sinks enter the result once, in the end.
-        let sinks = vwd_tensor { data: std::ptr::null_mut(), ..self.args.sinks };
-        vwd_attention_args { block_size, list, state, sinks, ..self.over_all() }
+        let absent = |t: vwd_tensor| vwd_tensor { data: std::ptr::null_mut(), ..t };
+        // Sinks enter the result once, in the end. A step has no more rows than a block tokens, so that all nodes of a tree lie in the newest
+        // blocks, and only a window depends on how the rows see each other.
+        let tree = if all.window == 0 { absent(all.tree) } else { all.tree };
+        vwd_attention_args { block_size, list, state, sinks: absent(all.sinks), tree, ..all }
     }
 
     /// Adds the newest blocks to the state of the stored ones. None of them was predicted.
@@ -455,6 +448,7 @@ impl Attend<'_> {
             predicted: self.layer.no_blocks(),
             selected: self.layer.newest_blocks(),
             predicted_state: state,
+            tree: self.layer.step.tree,
             sinks: self.args.sinks,
             out,
             ..zeroed()

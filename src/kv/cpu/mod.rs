@@ -11,7 +11,7 @@ use super::options::{CacheOptions, Options, Run, TAIL_BLOCKS};
 use super::pinned::Pinned;
 use super::sequences::{NONE, Opened, Sequences};
 use super::store::{Changed, Counters, Store};
-use super::{AppendRequest, ResolveRequest, RowTables};
+use super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
@@ -87,6 +87,12 @@ impl Store for Layers {
         Ok(())
     }
 
+    unsafe fn compact(&mut self, on: &On, sequences: &Sequences, request: &CompactRequest) -> Result<()> {
+        // SAFETY: the caller vouches for the tensors.
+        self.layers.iter_mut().for_each(|layer| unsafe { layer.compact(cpu(on), sequences, request) });
+        Ok(())
+    }
+
     unsafe fn resolve(&mut self, _: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()> {
         // SAFETY: the caller vouches for the tensors.
         unsafe { self.layers[request.layer].resolve(sequences, request) };
@@ -99,6 +105,11 @@ impl Store for Layers {
             // SAFETY: the caller vouches for the tensor, of which i is a row.
             let sequence = usize::try_from(unsafe { r.sequences.get::<i32, 1>([i]) }).ok();
             let blocks = sequence.and_then(|sequence| sequences.blocks(sequence)).unwrap_or_default();
+            let of_layer = |layer: &Layer| layer.tails.get(sequence?).map(Tail::begin);
+            let floor =
+                self.layers.iter().filter_map(of_layer).max().unwrap_or(0) * self.layers[0].options.block_size as i64;
+            // SAFETY: the caller has memory for a floor of each row.
+            unsafe { *r.floors.add(i) = floor.min(i32::MAX as i64) as i32 };
             for n in 0..max_blocks {
                 let block = blocks.get(n).copied();
                 let at = i * max_blocks + n;
@@ -179,8 +190,13 @@ struct Tail {
 impl Tail {
     const EMPTY: Tail = Tail { newest: -1, first: 0, tokens: 0 };
 
+    /// The first block that it has, or the one that the next token begins.
+    fn begin(&self) -> i64 {
+        self.first.max(self.newest - 1)
+    }
+
     fn holds(&self, block: i64) -> bool {
-        (self.first.max(self.newest - 1)..=self.newest).contains(&block)
+        (self.begin()..=self.newest).contains(&block)
     }
 
     /// Walks over the blocks that the given tokens are written to. Calls `each` with the block's number, the tokens' places in
@@ -363,16 +379,8 @@ impl Layer {
                     // SAFETY: the token is one of those given, and has its place in the slot, which is this task's.
                     unsafe { this.write_token(r, [i, first + n, head], slot, token) };
                 }
-                if within.end == this.options.block_size && !this.options.is_first(number as i64) {
-                    let (whole, host) =
-                        (this.whole_tail(sequence, number, head), this.host(blocks[number] as usize, head));
-                    // SAFETY: all are runs; no other sequence has the block.
-                    unsafe {
-                        if let Some(coder) = &this.coder {
-                            coder.code(head, slot, whole);
-                        }
-                        std::ptr::copy_nonoverlapping(whole, host, this.run.bytes);
-                    }
+                if within.end == this.options.block_size {
+                    this.write_back(sequence, number, blocks, head);
                 }
             });
         });
@@ -398,6 +406,66 @@ impl Layer {
                     self.counters.dropped_tokens += (tokens.end - tokens.start) as u64;
                 }
             }
+        }
+    }
+
+    /// Writes a whole block of a tail to host memory, which no other sequence has; not a first block that stays in its tail.
+    fn write_back(&self, sequence: usize, number: usize, blocks: &[i32], head: usize) {
+        if self.options.is_first(number as i64) {
+            return;
+        }
+        let (whole, host) = (self.whole_tail(sequence, number, head), self.host(blocks[number] as usize, head));
+        // SAFETY: all are runs, which are this task's.
+        unsafe {
+            if let Some(coder) = &self.coder {
+                coder.code(head, self.tail(sequence, number, head), whole);
+            }
+            std::ptr::copy_nonoverlapping(whole, host, self.run.bytes);
+        }
+    }
+
+    /// Moves the tokens of accepted nodes.
+    ///
+    /// # Safety
+    /// The request's tensors are valid.
+    pub unsafe fn compact(&mut self, cpu: &Cpu, sequences: &Sequences, r: &CompactRequest) {
+        let (heads, size) = (self.options.kv_heads, self.options.block_size);
+        let this = &*self;
+        let row = |layer: &Layer, i: usize| {
+            // SAFETY: the caller vouches for the tensors.
+            let sequence = unsafe { r.sequence(i) };
+            let (blocks, tail) = (sequences.blocks(sequence)?, layer.tails[sequence]);
+            // SAFETY: as above.
+            let moves = unsafe { r.moves(i, tail.begin() * size as i64..tail.tokens)? };
+            Some((sequence, blocks, moves))
+        };
+        let token_bytes: usize = this.tail_run.parts.iter().map(|part| part.token).sum();
+        cpu.parallel(r.batch() * heads, r.places().min(2 * size) * token_bytes, |task| {
+            let (i, head) = (task / heads, task % heads);
+            let Some((sequence, blocks, moves)) = row(this, i) else { return };
+            for j in moves.moved..moves.len {
+                // SAFETY: the path has a place j; both tokens lie in the tail, whose KV head is this task's.
+                unsafe { this.move_token(sequence, head, moves.base + r.node(i, j) as usize, moves.base + j) };
+            }
+            moves.whole_blocks(size).for_each(|number| this.write_back(sequence, number, blocks, head));
+        });
+        for i in 0..r.batch() {
+            let Some((sequence, _, moves)) = row(self, i) else { continue };
+            self.tails[sequence].tokens = (moves.base + moves.len) as i64;
+            let written = moves.whole_blocks(size).filter(|&number| !self.options.is_first(number as i64)).count();
+            self.counters.bytes_written_back += (written * heads * self.run.bytes) as u64;
+        }
+    }
+
+    /// # Safety
+    /// Both are different tokens in the tail, which no other task touches of this KV head.
+    unsafe fn move_token(&self, sequence: usize, head: usize, from: usize, to: usize) {
+        let size = self.options.block_size;
+        let [from, to] = [from, to].map(|token| (self.tail(sequence, token / size, head), token % size));
+        for part in &self.tail_run.parts {
+            let place = |(slot, token): (*mut u8, usize)| slot.wrapping_add(part.begin + token * part.token);
+            // SAFETY: the part has room for each token's channels; places of different tokens are apart.
+            unsafe { std::ptr::copy_nonoverlapping(place(from), place(to), part.token) };
         }
     }
 

@@ -6,7 +6,7 @@
 //! | decided                                         | where it is kept                                             |
 //! |---|---|
 //! | blocks of a sequence                            | `table`, `lens`: by host calls                               |
-//! | where a tail ends, which of its pages are full  | `tails`, `full`: by append                                   |
+//! | where a tail ends, which of its pages are full  | `tails`, `full`: by append; the end also by compaction       |
 //! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve, and by append for the |
 //! |                                                 | block that leaves a tail                                     |
 //! | where copies are to be looked for               | `passed`, `before`: by resolve; `searched`: by fetch         |
@@ -25,9 +25,9 @@
 //!   certain: what the clock's hand went over since the resolve before the last that was seen.
 //! - An append takes a slot only if its content is resident, or if it never had any: then every copy to it has ended, and a fetch
 //!   changes none of its words. A slot whose block was dropped before its copy landed waits for the next resolve (`DROPPED`).
-//! - A write-back begins after its append, and ends before the layer's next append and before a fork or a truncation: before any
+//! - A write-back begins after its append, and ends before the layer's next append and before a compaction, a fork or a truncation: before any
 //!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
-//!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.
+//!   waits for its own, and a compaction writes back on the stream.) So a fetch may run late and copy what was asked for after it was called.
 //!
 //! In a capture the copies are nodes that branch off the stream (runtime/cuda/side_stream.rs). A graph cannot wait for what was begun
 //! outside of it: its stream waits, by `vwd_kv_cache_wait`, before the graph is launched.
@@ -42,15 +42,15 @@ use super::options::{CacheOptions, Options};
 use super::pinned::Pinned;
 use super::sequences::Sequences;
 use super::store::{Changed, Counters, Store};
-use super::{AppendRequest, ResolveRequest, RowTables};
+use super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Error, Result};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
-    AppendParams, Blocks, Cache, Clock, CodeParams, Coding, DecodeParams, FetchParams, ForkParams, Layer, MOST_BLOCKS,
-    OpenParams, ResolveParams, RowParams, TableParams, Tail, Totals,
+    AppendParams, Blocks, Cache, Clock, CodeParams, Coding, CompactPathsParams, DecodeParams, FetchParams, ForkParams,
+    Layer, MOST_BLOCKS, OpenParams, ResolveParams, RowParams, TableParams, Tail, Totals,
 };
 use std::ffi::c_void;
 use std::ops::Range;
@@ -77,6 +77,7 @@ pub struct Kernels {
     rows: Kernel,
     code: Kernel,
     reopen: Kernel,
+    compact: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -86,6 +87,7 @@ impl cuda::Kernels for Kernels {
         source!("cache/copies", compute_80, compute_90),
         source!("cache/sequences", compute_80),
         source!("cache/coded", compute_80),
+        source!("cache/compact", compute_80),
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
@@ -126,6 +128,7 @@ impl cuda::Kernels for Kernels {
             rows: modules.kernel(sequences, "cache_rows")?,
             code: modules.kernel("cache/coded", "cache_code")?,
             reopen: modules.kernel("cache/coded", "cache_reopen")?,
+            compact: modules.kernel("cache/compact", "cache_compact")?,
         })
     }
 }
@@ -519,6 +522,25 @@ impl Store for Layers {
             self.streams.write.join(enqueue, r.layer)?;
         }
         Ok(())
+    }
+
+    unsafe fn compact(&mut self, on: &On, _: &Sequences, r: &CompactRequest) -> Result<()> {
+        let (enqueue, of_row) = (enqueue(on), self.layers.len() * self.cache.kv_heads());
+        if r.batch() == 0 || r.places() == 0 {
+            return Ok(());
+        }
+        let ctas = r.batch().saturating_mul(of_row);
+        if ctas > i32::MAX as usize {
+            let text =
+                format!("sequences: {} rows of {of_row} layers and KV heads; CUDA takes up to 2^31 − 1", r.batch());
+            return Err(Error::unsupported(text));
+        }
+        // The pages whose tokens move have been read.
+        self.streams.write.join_all(enqueue)?;
+        let (kernels, params): (&Kernels, _) =
+            (enqueue.kernels(), CompactPathsParams::new(&self.cache, self.coding, r));
+        // SAFETY: the kernel's struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
+        unsafe { enqueue.launch(&kernels.compact, plain(ctas, tuning::CODE_THREADS), [param(&params)]) }
     }
 
     unsafe fn resolve(&mut self, on: &On, _: &Sequences, r: &ResolveRequest) -> Result<()> {

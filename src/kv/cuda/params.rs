@@ -1,12 +1,12 @@
 //! Parameters of the kernels of kernels/cache.
 
-use super::super::{AppendRequest, ResolveRequest, RowTables};
+use super::super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
 use crate::core::tensor::Tensor;
 use crate::kv::options::Options;
 use crate::ops::quantize::block::rotation_factor;
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
-use crate::runtime::cuda::views::{address, byte_stride, element_code};
+use crate::runtime::cuda::views::{address, byte_stride, element_code, saturated};
 
 kernel_struct! {
     /// Mirrors Tail of kernels/cache/params.cuh.
@@ -413,6 +413,7 @@ kernel_struct! {
         sequences_seq: i64,
         blocks: *mut i32,
         tails: *mut i32,
+        floors: *mut i32,
     }
 }
 
@@ -424,6 +425,7 @@ impl RowParams {
             sequences_seq: byte_stride(Some(&r.sequences), 0),
             blocks: r.blocks,
             tails: r.tails,
+            floors: r.floors,
         }
     }
 }
@@ -488,6 +490,50 @@ kernel_struct! {
     }
 }
 
+kernel_struct! {
+    /// Mirrors CompactPathsParams of kernels/cache/params.cuh.
+    pub struct CompactPathsParams {
+        cache: Cache,
+        coding: Coding,
+        sequences: *const u8,
+        bases: *const u8,
+        path: *const u8,
+        accepted: *const u8,
+        sequences_seq: i64,
+        bases_seq: i64,
+        path_seq: i64,
+        path_place: i64,
+        accepted_seq: i64,
+        batch: Divisor,
+        places: u32,
+        base_bytes: u32,
+        unused: u32,
+    }
+}
+
+impl CompactPathsParams {
+    /// Of at least one row.
+    pub fn new(cache: &Cache, coding: Option<Coding>, r: &CompactRequest) -> CompactPathsParams {
+        CompactPathsParams {
+            cache: *cache,
+            coding: coding.unwrap_or_default(),
+            sequences: r.sequences.data(),
+            bases: r.bases.data(),
+            path: r.path.data(),
+            accepted: address(r.accepted.as_ref()),
+            sequences_seq: byte_stride(Some(&r.sequences), 0),
+            bases_seq: byte_stride(Some(&r.bases), 0),
+            path_seq: byte_stride(Some(&r.path), 0),
+            path_place: byte_stride(Some(&r.path), 1),
+            accepted_seq: byte_stride(r.accepted.as_ref(), 0),
+            batch: Divisor::new(r.batch() as u32),
+            places: saturated(r.places()),
+            base_bytes: r.bases.dtype.bytes() as u32,
+            unused: 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -519,6 +565,7 @@ mod tests {
             Coding::layout("Coding"),
             CodeParams::layout("CodeParams"),
             OpenParams::layout("OpenParams"),
+            CompactPathsParams::layout("CompactPathsParams"),
         ];
         layout::check("cache", file!(), &[&structs[..], &of_calls].concat());
     }

@@ -10,7 +10,7 @@ use crate::ops::tree::MOST_NODES;
 use crate::ops::verify::EndParams;
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 pub struct Kernels {
     greedy_i32: Kernel,
@@ -134,12 +134,29 @@ kernel_constants! {
 
 const MOST_THREADS: usize = 256;
 
-pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
-    if r.batch() == 0 {
-        return Ok(());
-    }
+/// Whether there is something to do.
+fn has_work(r: &Request) -> Result<bool> {
     if r.batch() > i32::MAX as usize {
         return Err(Error::unsupported(format!("{} sequences; CUDA takes up to 2^31 − 1", r.batch())));
+    }
+    Ok(r.batch() > 0)
+}
+
+/// Bytes of scratch that `run` takes from its stream's arena.
+pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
+    if !has_work(r)? {
+        return Ok(0);
+    }
+    match &r.target {
+        Target::Tokens(_) => Ok(0),
+        Target::Logits(logits) => Ok(Slices::of(cuda.facts().multiprocessors, r, logits)?.bytes()),
+        Target::Sampled(logits, _, sampling) => Ok(cut(r, logits, sampling)?.map_or(0, |cut| cut.scratch())),
+    }
+}
+
+pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    if !has_work(r)? {
+        return Ok(());
     }
     debug_assert!(r.nodes() <= NODES);
     let kernels: &Kernels = enqueue.kernels();
@@ -181,12 +198,13 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     }
 }
 
-fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampling: &Sampling) -> Result<()> {
+fn cut(r: &Request, logits: &Tensor, sampling: &Sampling) -> Result<Option<Cut>> {
     let per_request = r.nodes() * if sampling.draft_rows.is_some() { 2 } else { 1 };
-    let tokens = logits.dim(2).max(sampling.draft_tokens());
-    let Some(cut) = Cut::of("logits", r.batch(), per_request, tokens, sampling, false)? else {
-        return Ok(());
-    };
+    Cut::of("logits", r.batch(), per_request, logits.dim(2).max(sampling.draft_tokens()), sampling, false)
+}
+
+fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampling: &Sampling) -> Result<()> {
+    let Some(cut) = cut(r, logits, sampling)? else { return Ok(()) };
     let mut params = SampledTreeParams {
         sampling: cut.params(enqueue, sampling, logits, View::new(logits, [0, 1, 2]))?,
         tokens: View::new(&r.tokens, [0, 1]),
@@ -227,21 +245,36 @@ const MOST_SLICES: usize = 32;
 const LARGEST_THREADS: u32 = 256;
 const CTAS_OF_A_MULTIPROCESSOR: usize = 4;
 
-/// Slices of each row, so that a device of so many multiprocessors is busy.
-fn slices(multiprocessors: u32, rows: usize, tokens: usize) -> usize {
-    let wanted = (CTAS_OF_A_MULTIPROCESSOR * multiprocessors as usize).div_ceil(rows);
-    wanted.min(tokens.div_ceil(LEAST_SLICE)).clamp(1, MOST_SLICES)
+/// How the search for the largest logits is cut.
+struct Slices {
+    of_row: usize,
+    of_all: usize,
+}
+
+impl Slices {
+    /// So many that a device of these multiprocessors is busy.
+    fn of(multiprocessors: u32, r: &Request, logits: &Tensor) -> Result<Slices> {
+        let rows = r.batch().saturating_mul(r.nodes());
+        let wanted = (CTAS_OF_A_MULTIPROCESSOR * multiprocessors as usize).div_ceil(rows);
+        let of_row = wanted.min(logits.dim(2).div_ceil(LEAST_SLICE)).clamp(1, MOST_SLICES);
+        let of_all = rows.saturating_mul(of_row);
+        if of_all > i32::MAX as usize {
+            return Err(Error::unsupported(format!("{rows} nodes; CUDA takes up to 2^31 − 1")));
+        }
+        Ok(Slices { of_row, of_all })
+    }
+
+    /// Bytes of what is found: 8 a slice.
+    fn bytes(&self) -> usize {
+        self.of_all * size_of::<u64>()
+    }
 }
 
 /// Enqueues the search for the largest logit of each slice of each node's row; where the results will be, and the slices of a row.
 fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut u64, u32)> {
-    let (rows, tokens) = (r.batch().saturating_mul(r.nodes()), logits.dim(2));
-    let slices = slices(enqueue.facts().multiprocessors, rows, tokens);
-    let ctas = rows.saturating_mul(slices);
-    if ctas > i32::MAX as usize {
-        return Err(Error::unsupported(format!("{rows} nodes; CUDA takes up to 2^31 − 1")));
-    }
-    let largest = enqueue.scratch(ctas * size_of::<u64>())? as *mut u64;
+    let (tokens, cut) = (logits.dim(2), Slices::of(enqueue.facts().multiprocessors, r, logits)?);
+    let (slices, ctas) = (cut.of_row, cut.of_all);
+    let largest = enqueue.scratch(cut.bytes())? as *mut u64;
     // A slice begins on 16 bytes where its row does.
     let slice = tokens.div_ceil(slices).next_multiple_of(8);
     let params = LargestParams {

@@ -205,3 +205,8 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
         On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }
+
+/// Bytes of scratch that [`run`] takes from its stream's arena.
+pub fn scratch(session: &Session, request: &Request) -> Result<u64> {
+    session.scratch_bytes(|cuda| cuda::scratch(cuda, request))
+}

@@ -63,6 +63,18 @@ impl Capture {
         // SAFETY: so many nodes, and no call was made on the stream since.
         unsafe { std::slice::from_raw_parts(self.before, self.count) }
     }
+
+    /// Makes the capture's next node come after this one, if it is of this capture.
+    fn join(&self, enqueue: &Enqueue, node: Option<Node>) -> Result<()> {
+        let Some(node) = node.filter(|node| node.capture == self.id && !self.before().contains(&node.raw)) else {
+            return Ok(());
+        };
+        let add = sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_ADD_CAPTURE_DEPENDENCIES as u32;
+        let mut node = node.raw;
+        // SAFETY: the stream captures the graph that the node is in.
+        let updated = unsafe { sys::cuStreamUpdateCaptureDependencies(enqueue.stream, &mut node, 1, add) };
+        check(updated, "cuStreamUpdateCaptureDependencies")
+    }
 }
 
 impl SideStream {
@@ -149,15 +161,19 @@ impl SideStream {
             // SAFETY: the event and the caller's stream live, and the context is current.
             return check(unsafe { sys::cuStreamWaitEvent(enqueue.stream, *event, 0) }, "cuStreamWaitEvent");
         };
-        let Some(node) = node.filter(|node| node.capture == capture.id) else { return Ok(()) };
-        if capture.before().contains(&node.raw) {
-            return Ok(());
-        }
-        let add = sys::CUstreamUpdateCaptureDependencies_flags_enum::CU_STREAM_ADD_CAPTURE_DEPENDENCIES as u32;
-        let mut node = node.raw;
-        // SAFETY: the stream captures the graph that the node is in.
-        let updated = unsafe { sys::cuStreamUpdateCaptureDependencies(enqueue.stream, &mut node, 1, add) };
-        check(updated, "cuStreamUpdateCaptureDependencies")
+        capture.join(enqueue, *node)
+    }
+
+    /// Makes the caller's stream wait for all that was launched so far. In a capture it waits for what was launched in that capture.
+    pub fn join_all(&mut self, enqueue: &Enqueue) -> Result<()> {
+        let Some(capture) = Capture::of(enqueue.stream)? else {
+            // SAFETY: the streams and the event live, and the context is current. A wait is for what the event marked when it was called.
+            return unsafe {
+                check(sys::cuEventRecord(self.branch, self.stream), "cuEventRecord")?;
+                check(sys::cuStreamWaitEvent(enqueue.stream, self.branch, 0), "cuStreamWaitEvent")
+            };
+        };
+        capture.join(enqueue, self.last)
     }
 
     /// Whether the last kernel of a use still runs, as far as the host can tell without waiting.

@@ -86,6 +86,18 @@ fn kv_cache_append_of(backend: &Backend, dtype: DType) -> Call<'_> {
     call
 }
 
+pub fn kv_cache_compact(backend: &Backend) -> Call<'_> {
+    type Args = vwd_kv_cache_compact_args;
+    let cache = KvCache::new(backend, F16);
+    let mut call = cache.call::<Args>(backend, "vwd_kv_cache_compact", vwd_kv_cache_compact);
+    call.scalar("flags", offset_of!(Args, flags), 0, FLAGS);
+    call.input("sequences", offset_of!(Args, sequences), I32, "B").values(&[2, 0, 1]);
+    call.input("bases", offset_of!(Args, bases), I64, "B").values(&[0, 5, 1]);
+    call.input("path", offset_of!(Args, path), I32, "B Q?");
+    call.input("accepted", offset_of!(Args, accepted), I32, "B").optional().values(&[0, 1, 0]);
+    call
+}
+
 pub fn kv_cache_resolve(backend: &Backend, rows: Rows) -> Call<'_> {
     type Args = vwd_kv_cache_resolve_args;
     let cache = KvCache::new(backend, F16);

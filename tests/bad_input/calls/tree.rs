@@ -29,6 +29,7 @@ pub fn tree_prepare(backend: &Backend, has_parents: bool) -> Call<'_> {
 pub fn verify_tree(backend: &Backend, has_logits: bool) -> Call<'_> {
     type Args = vwd_verify_tree_args;
     let mut call = Call::new::<Args>(backend, "vwd_verify_tree", TREE, vwd_verify_tree);
+    call.has_scratch(vwd_verify_tree_scratch);
     call.scalar("flags", offset_of!(Args, flags), 0, FLAGS);
     call.input("tokens", offset_of!(Args, tokens), I32, "B N");
     call.input("parents", offset_of!(Args, parents), I32, "B N");
@@ -53,6 +54,7 @@ pub fn sampled_tree(backend: &Backend) -> Call<'_> {
     type Args = vwd_verify_tree_args;
     let sizes = [TREE, &[("Vd", 7)]].concat();
     let mut call = Call::new::<Args>(backend, "vwd_verify_tree", &sizes, vwd_verify_tree);
+    call.has_scratch(vwd_verify_tree_scratch);
     call.scalar("flags", offset_of!(Args, flags), 0, &[8, 1 << 31]);
     call.scalar("walk", offset_of!(Args, walk), VWD_WALK_DISTINCT, &[4, u32::MAX]);
     call.input("tokens", offset_of!(Args, tokens), I32, "B N");

@@ -184,6 +184,10 @@ fn decoder_errors_of_the_remainder_name_the_argument(backend: &Backend) {
         assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
     };
     refused(vwd_decoder_options { remainder: 2, ..good }, &["options.remainder: 2", "0 or 1"]);
+    refused(
+        vwd_decoder_options { block_size: 8192, ..good },
+        &["options.block_size: 8192", "4096 with options.remainder"],
+    );
     refused(vwd_decoder_options { soft_cap: 3.0, ..good }, &["options.soft_cap: 3", "0 with options.remainder"]);
     let by = |policy: vwd_decoder_policy, pieces: &[&str]| refused(vwd_decoder_options { policy, ..good }, pieces);
     by(POLICY, &["options.policy.method: 1", "VWD_SELECT_AXIS"]);

@@ -5,6 +5,7 @@
 
 use super::model::{BLOCK, DIM, SCALE, Token, Vector, attention, list};
 use super::*;
+use crate::support::trees::Masks;
 
 pub const CASES: &[Case] =
     cases![decoder_on_a_cache_attends_what_each_strategy_promises, decoder_on_a_cache_errors_name_the_argument,];
@@ -114,6 +115,8 @@ struct Sequence {
     floor: usize,
     /// Since it joined, was forked or truncated, it has had no step.
     is_new: bool,
+    /// The root of a tree that was compacted since its last step.
+    since: Option<usize>,
     /// What ASYNC_TLS selected in its last step; `None` after one of several positions, whose list the formula here does not give.
     past: Option<[Vec<usize>; KV_HEADS]>,
 }
@@ -133,6 +136,8 @@ struct World<'b> {
     /// Sums of the decoder's counts by layer: missed and repaired, and fetched.
     missed: [u64; LAYERS],
     fetched: [u64; LAYERS],
+    /// Tokens of accepted nodes that moved.
+    moved: usize,
 }
 
 /// [B, Q, heads, DIM]
@@ -162,7 +167,7 @@ impl<'b> World<'b> {
     fn new(backend: &'b Backend) -> World<'b> {
         let cache = Cache::create(backend, &cache_options());
         let decoder = create_on(backend, &decoder_options(&policies()), &cache);
-        World { backend, decoder, cache, sequences: vec![], missed: [0; LAYERS], fetched: [0; LAYERS] }
+        World { backend, decoder, cache, sequences: vec![], missed: [0; LAYERS], fetched: [0; LAYERS], moved: 0 }
     }
 
     fn reset(&self, number: u32) {
@@ -183,7 +188,8 @@ impl<'b> World<'b> {
         assert_ok(unsafe { vwd_kv_cache_add(self.cache.0, &mut number, self.backend.stream()) });
         self.reset(number);
         let tokens = [(); KV_HEADS].map(|()| vec![]);
-        self.sequences.push(Sequence { number, tokens, floor: 0, is_new: true, past: Some(Default::default()) });
+        let past = Some(Default::default());
+        self.sequences.push(Sequence { number, tokens, floor: 0, is_new: true, since: None, past });
         let (row, len) = (self.sequences.len() - 1, rng.size(1..=MAX_BLOCKS * BLOCK - 20));
         // The prompt, up to a block at a time.
         for first in (0..len).step_by(BLOCK) {
@@ -197,7 +203,27 @@ impl<'b> World<'b> {
         assert_ok(unsafe { vwd_kv_cache_free(self.cache.0, number, self.backend.stream()) });
     }
 
+    /// Summarises the tokens that a compaction moved: a step without tokens.
+    fn settle(&mut self, sequence: usize) {
+        let s = &mut self.sequences[sequence];
+        let Some(since) = s.since.take() else { return };
+        let (backend, one) = (self.backend, |n: i64| ints(self.backend, &[n]));
+        let [numbers, lens, none, begin] = [s.number as i64, s.len() as i64, 0, since as i64].map(one);
+        let step = vwd_decoder_step {
+            seq_lens: lens.c(),
+            q_lens: none.c(),
+            begin: begin.c(),
+            sequences: numbers.c(),
+            ..args()
+        };
+        self.decoder.begin(backend, &step);
+        for layer in 0..LAYERS as u32 {
+            self.decoder.attend(backend, &vwd_decoder_attend_args { layer, ..args() });
+        }
+    }
+
     fn fork(&mut self, rng: &mut Rng, parent: usize) {
+        self.settle(parent);
         let Sequence { number, tokens, .. } = self.sequences[parent].clone();
         let len = rng.size(1..=tokens[0].len());
         let mut child = u32::MAX;
@@ -212,6 +238,7 @@ impl<'b> World<'b> {
             tokens,
             floor: len,
             is_new: true,
+            since: None,
             past: Some(Default::default()),
         });
     }
@@ -222,14 +249,60 @@ impl<'b> World<'b> {
         let to = s.len().saturating_sub(rng.size(1..=20)).max(1);
         let by_append = to >= s.floor && !s.is_new && rng.one_in(2);
         if !by_append {
+            self.settle(sequence);
+            let s = &mut self.sequences[sequence];
             // SAFETY: the cache lives.
             assert_ok(unsafe { vwd_kv_cache_truncate(self.cache.0, s.number, to as u64, self.backend.stream()) });
             (s.floor, s.is_new) = (to, true);
         }
+        let s = &mut self.sequences[sequence];
         s.tokens.iter_mut().for_each(|tokens| tokens.truncate(to));
     }
 
-    /// A step of some rows, which get `counts` new tokens each; with attention, or only to write them.
+    /// Accepts a path of each row's tree, from the root to any node: the tokens of the other nodes go. Or none, and all stay where they are.
+    fn accept(&mut self, rng: &mut Rng, taken: &[usize], before: &[usize], counts: &[usize], masks: &Masks) {
+        let (backend, batch, places) = (self.backend, taken.len(), BLOCK);
+        let paths: Vec<&[usize]> = (0..batch)
+            .map(|i| if counts[i] == 0 || rng.one_in(8) { &[] } else { masks.path(i, rng.size(0..=counts[i] - 1)) })
+            .collect();
+        // Where a path ends, it says itself, or the number of accepted nodes.
+        let by_count: Vec<bool> = paths.iter().map(|path| !path.is_empty() && rng.one_in(2)).collect();
+        let accepted: Vec<i64> =
+            (0..batch).map(|i| if by_count[i] { paths[i].len() as i64 - 1 } else { places as i64 - 1 }).collect();
+        let node = |at: &[usize]| match paths[at[0]].get(at[1]) {
+            Some(&node) => node as i64,
+            None if by_count[at[0]] => BLOCK as i64 + at[1] as i64,
+            None => -1,
+        };
+        let path = Array::from_fn(&[batch, places], node);
+        let path = Tensor::ints(backend, I32, &path, &Layout::random(rng, 2));
+        let numbers = ints(backend, &taken.iter().map(|&n| self.sequences[n].number as i64).collect::<Vec<_>>());
+        let bases = Array::new(&[batch], before.iter().map(|&base| base as i64).collect());
+        let bases = Tensor::ints(backend, rng.pick(&[I32, I64]), &bases, &Layout::default());
+        let accepted = ints(backend, &accepted);
+        let compact = vwd_kv_cache_compact_args {
+            sequences: numbers.c(),
+            bases: bases.c(),
+            path: path.c(),
+            accepted: accepted.c(),
+            ..args()
+        };
+        // SAFETY: the arguments are valid.
+        backend.finish(unsafe { vwd_kv_cache_compact(self.cache.0, &compact, backend.stream()) });
+        for (i, &n) in taken.iter().enumerate().filter(|&(i, _)| !paths[i].is_empty()) {
+            let s = &mut self.sequences[n];
+            for tokens in &mut s.tokens {
+                let kept: Vec<Token> = paths[i].iter().map(|node| tokens[before[i] + node]).collect();
+                tokens.truncate(before[i]);
+                tokens.extend(kept);
+            }
+            s.since = Some(before[i]);
+            self.moved += paths[i].iter().enumerate().filter(|&(j, &node)| j != node).count();
+        }
+    }
+
+    /// A step of some rows, which get `counts` new tokens each; with attention, or only to write them. Those of a step with several positions may
+    /// be the nodes of trees.
     fn step(&mut self, rng: &mut Rng, taken: &[usize], counts: &[usize], positions: usize, attends: bool) {
         let (backend, batch) = (self.backend, taken.len());
         let modes: Vec<u32> = taken
@@ -248,12 +321,16 @@ impl<'b> World<'b> {
         let guess = if rng.one_in(3) { queries(rng, batch, positions) } else { q.clone() };
         let new: Vec<Token> =
             (0..batch * positions * KV_HEADS).map(|_| Token { key: random(rng, 2), value: random(rng, 4) }).collect();
-        let (mut before, mut lens, mut is_new) = (vec![], vec![], vec![]);
+        let masks = (positions > 1 && attends && rng.one_in(2)).then(|| Masks::random(rng, batch, positions));
+        let (mut before, mut lens, mut is_new, mut since) = (vec![], vec![], vec![], vec![]);
+        let q_lens = ints(backend, &counts.iter().map(|&n| n as i64).collect::<Vec<_>>());
+        let counts: Vec<usize> = (0..batch).map(|i| if modes[i] == VWD_DECODER_SKIP { 0 } else { counts[i] }).collect();
         for (i, &sequence) in taken.iter().enumerate() {
             let s = &self.sequences[sequence];
-            let count = if modes[i] == VWD_DECODER_SKIP { 0 } else { counts[i] };
+            let count = counts[i];
             before.push(s.len());
             is_new.push(s.is_new);
+            since.push(s.since);
             lens.push(s.len() + count);
             self.extend(s.number, s.len() + count);
             let s = &mut self.sequences[sequence];
@@ -263,14 +340,19 @@ impl<'b> World<'b> {
             // The two newest blocks may be written again.
             s.floor = s.floor.max((s.len().div_ceil(BLOCK).max(2) - 2) * BLOCK);
             s.is_new &= !attends || count == 0;
+            s.since = s.since.filter(|_| count == 0);
         }
-        let has_begin = attends && !rng.one_in(3);
+        let has_begin = attends && (!rng.one_in(3) || since.iter().any(Option::is_some));
         let numbers = ints(backend, &taken.iter().map(|&n| self.sequences[n].number as i64).collect::<Vec<_>>());
         let seq_lens = ints(backend, &lens.iter().map(|&n| n as i64).collect::<Vec<_>>());
-        let q_lens = ints(backend, &counts.iter().map(|&n| n as i64).collect::<Vec<_>>());
         let mode_tensor = ints(backend, &modes.iter().map(|&mode| mode as i64).collect::<Vec<_>>());
-        let begins: Vec<i64> =
-            (0..batch).map(|i| if is_new[i] { before[i] as i64 - 1 } else { i32::MAX as i64 }).collect();
+        // Of a row that is skipped, or has no tokens, the next step summarises what moved again.
+        let begins: Vec<i64> = (0..batch)
+            .map(|i| {
+                let of_new = if is_new[i] { before[i] as i64 - 1 } else { i32::MAX as i64 };
+                since[i].map_or(of_new, |since| of_new.min(since as i64))
+            })
+            .collect();
         let begin = ints(backend, &begins);
         let mut step = vwd_decoder_step {
             positions: positions as u32,
@@ -282,6 +364,10 @@ impl<'b> World<'b> {
         };
         if has_begin {
             step.begin = begin.c();
+        }
+        let words = masks.as_ref().map(|masks| masks.place(backend, rng));
+        if let Some(words) = &words {
+            step.tree = words.c();
         }
         if all {
             (step.mode, step.modes) = (modes[0], absent());
@@ -354,7 +440,7 @@ impl<'b> World<'b> {
                     queries[i][..count].iter().flat_map(|q| q[g * GROUP..][..GROUP].to_vec()).collect()
                 };
                 let selected = if is_taken && positions == 1 { list(tokens, &of_head(&q, 1), K) } else { vec![] };
-                let starts = has_begin && is_new[i];
+                let starts = has_begin && begins[i] < before[i] as i64;
                 let own = before[i] / BLOCK;
                 let lists = |layer: usize| match layer {
                     _ if !is_taken => vec![],
@@ -382,15 +468,23 @@ impl<'b> World<'b> {
                     }
                     let blocks = lists(layer);
                     for r in 0..positions {
-                        let seen = if is_taken && r < counts[i] { &tokens[..before[i] + r + 1] } else { &[] };
+                        let seen: Vec<(usize, Token)> = match &masks {
+                            _ if !is_taken || r >= counts[i] => vec![],
+                            None => tokens[..before[i] + r + 1].iter().copied().enumerate().collect(),
+                            Some(masks) => {
+                                let nodes = masks.path(i, r).iter().map(|node| before[i] + node);
+                                (0..before[i]).chain(nodes).map(|t| (t, tokens[t])).collect()
+                            }
+                        };
                         for h in g * GROUP..(g + 1) * GROUP {
                             let expected = match seen.is_empty() {
                                 true => [0.0; DIM],
-                                false => attention(
-                                    seen,
-                                    blocks.iter().copied().filter(|&block| block * BLOCK < seen.len()),
-                                    &q[i][r][h],
-                                ),
+                                false => {
+                                    let in_list = |t: &usize| blocks.contains(&(t / BLOCK));
+                                    let listed = seen.iter().filter(|(t, _)| in_list(t)).map(|&(_, token)| token);
+                                    let listed: Vec<Token> = listed.collect();
+                                    attention(&listed, 0..listed.len().div_ceil(BLOCK), &q[i][r][h])
+                                }
                             };
                             for (c, expected) in expected.into_iter().enumerate() {
                                 let x = found[layer][[i, r, h, c]];
@@ -409,6 +503,9 @@ impl<'b> World<'b> {
             if is_taken && modes[i] == VWD_DECODER_SPARSE {
                 self.sequences[sequence].past = (positions == 1).then_some(chosen);
             }
+        }
+        if let Some(masks) = &masks {
+            self.accept(rng, taken, &before, &counts, masks);
         }
     }
 
@@ -444,7 +541,7 @@ impl<'b> World<'b> {
                 let mut taken: Vec<usize> = (0..count).collect();
                 rng.shuffle(&mut taken);
                 taken.truncate(rng.size(1..=ROWS));
-                let positions = if rng.one_in(6) { 3 } else { 1 };
+                let positions = if rng.one_in(4) { rng.pick(&[3, BLOCK]) } else { 1 };
                 taken.retain(|&n| self.sequences[n].len() + positions <= MAX_BLOCKS * BLOCK);
                 if taken.is_empty() {
                     return self.leave(0);
@@ -467,7 +564,8 @@ fn decoder_on_a_cache_attends_what_each_strategy_promises(backend: &Backend) {
         for _ in 0..operations {
             world.operate(rng);
         }
-        let World { missed, fetched, .. } = &world;
+        let World { missed, fetched, moved, .. } = &world;
+        assert!(*moved > 0, "no token of a tree moved");
         assert!(fetched[..DENSE].iter().all(|&n| n > 0), "a layer fetched nothing: {fetched:?}");
         assert!(missed[BY_SCORES] > 0 && missed[FORESEEN] > 0, "nothing was repaired: {missed:?}");
         assert!(missed[SERIAL] + missed[SPARDA] + missed[ASYNC_TLS] == 0, "repaired without repair: {missed:?}");
@@ -492,6 +590,10 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     create(vwd_decoder_options { block_size: 16, ..good }, &["options.block_size", "16", "8, as the cache"]);
     create(vwd_decoder_options { page_size: 8, ..good }, &["options.page_size", "8", "0 on a cache"]);
     create(vwd_decoder_options { pages: 8, ..good }, &["options.pages", "8", "0 on a cache"]);
+    create(
+        vwd_decoder_options { remainder: 1, ..good },
+        &["options.remainder: 1 on a cache", "0: means and covariance"],
+    );
     create(vwd_decoder_options { max_positions: 9, ..good }, &["options.max_positions", "9", "8 tokens of a block"]);
     create(vwd_decoder_options { max_rows: 6, ..good }, &["options.max_rows", "6", "5 sequences of the cache"]);
     create(vwd_decoder_options { max_rows: 4, ..good }, &["options.max_rows", "4 rows", "40", "at most 30", "hold 2"]);

@@ -1,9 +1,12 @@
 //! A decoder on a tiered cache, in every type of keys and by both kinds of summaries, against one on pages that has the same tokens: SERIAL
-//! and VANWARD give what SERIAL gives there, SPARDA what FORESEEN gives, and dense steps what dense steps give. The other decoder has its own cases.
+//! and VANWARD give what SERIAL gives there, SPARDA what FORESEEN gives, and dense steps what dense steps give. Some steps verify trees, of which a
+//! path is accepted. The other decoder has its own cases.
 
 use super::strategies::without_positions;
 use super::tiered::{Cache, create_on};
 use super::*;
+use crate::compact::Compactor;
+use crate::support::trees::Masks;
 
 pub const CASES: &[Case] = cases![decoder_on_a_cache_agrees_with_one_on_pages_in_every_type,];
 
@@ -13,6 +16,8 @@ const AHEAD: usize = 6;
 const ROWS: usize = 2;
 const MAX_BLOCKS: usize = 24;
 const POSITIONS: usize = 3;
+/// Nodes of a tree: more than a block of 8 has left, and fewer than a block has.
+const NODES: usize = 7;
 const LAYERS: usize = 4;
 
 /// Of each layer: the strategy and the source of its prediction, on the cache and on pages.
@@ -58,6 +63,8 @@ struct Pair<'b> {
     layer_scales: [Tensor<'b>; 2],
     numbers: [i64; ROWS],
     len: usize,
+    /// The root of a tree that was compacted since the last step.
+    since: Option<usize>,
 }
 
 impl<'b> Pair<'b> {
@@ -133,10 +140,11 @@ impl<'b> Pair<'b> {
             }),
             numbers,
             len: 0,
+            since: None,
         }
     }
 
-    /// `positions` new tokens for each row, and where `q_type` is given their attention in every layer.
+    /// `positions` new tokens for each row, which may be nodes of trees, and where `q_type` is given their attention in every layer.
     fn step(
         &mut self,
         rng: &mut Rng,
@@ -144,6 +152,7 @@ impl<'b> Pair<'b> {
         mode: u32,
         q_type: Option<DType>,
         begins: bool,
+        masks: Option<&Masks>,
     ) -> Vec<[Array<f64>; 2]> {
         let Kinds { dtype, scales, heads: [heads, kv_heads], dims, block, .. } = self.kinds;
         let (backend, plain, first) = (self.backend, Layout::default(), self.len);
@@ -167,14 +176,15 @@ impl<'b> Pair<'b> {
             Tensor::floats(backend, F32, &values, &plain)
         });
         let lens = ints(backend, &[self.len as i64; ROWS]);
-        let begin = ints(backend, &[first as i64 - 1; ROWS]);
-        let table = Array::from_fn(&[ROWS, MAX_BLOCKS], |at| (at[0] * MAX_BLOCKS + at[1]) as i64);
-        let table = Tensor::ints(backend, I32, &table, &plain);
+        let since = self.since.take();
+        let begin = ints(backend, &[since.map_or(first as i64 - 1, |since| since as i64); ROWS]);
+        let (table, words) = (self.table(), masks.map(|masks| masks.place(backend, rng)));
         let numbers = ints(backend, &self.numbers);
         let mut step = vwd_decoder_step { mode, positions: positions as u32, seq_lens: lens.c(), ..args() };
-        if begins {
+        if begins || since.is_some() {
             step.begin = begin.c();
         }
+        step.tree = words.as_ref().map_or(absent(), Tensor::c);
         self.on_cache.begin(backend, &vwd_decoder_step { sequences: numbers.c(), ..step });
         self.on_pages.begin(backend, &vwd_decoder_step { page_table: table.c(), ..step });
         let mut found = vec![];
@@ -221,10 +231,51 @@ impl<'b> Pair<'b> {
         }
         found
     }
+
+    fn table(&self) -> Tensor<'b> {
+        let table = Array::from_fn(&[ROWS, MAX_BLOCKS], |at| (at[0] * MAX_BLOCKS + at[1]) as i64);
+        Tensor::ints(self.backend, I32, &table, &Layout::default())
+    }
+
+    /// Accepts a path of as many nodes in each row's tree: in the cache, in the pages, and in what scales the pages have. The number of tokens
+    /// that moved.
+    fn accept(&mut self, rng: &mut Rng, base: usize, masks: &Masks) -> usize {
+        let (backend, block) = (self.backend, self.kinds.block);
+        let of_depth = |i: usize, depth: usize| (0..NODES).filter(move |&n| masks.path(i, n).len() == depth + 1);
+        let deepest = |i: usize| (0..NODES).map(|n| masks.path(i, n).len() - 1).max().unwrap();
+        let depth = rng.size(0..=(0..ROWS).map(deepest).min().unwrap());
+        let paths = [0, 1].map(|i| {
+            let nodes: Vec<usize> = of_depth(i, depth).collect();
+            masks.path(i, rng.pick(&nodes))
+        });
+        let path = Array::from_fn(&[ROWS, NODES], |at| paths[at[0]].get(at[1]).map_or(-1, |&node| node as i64));
+        let path = Tensor::ints(backend, I32, &path, &Layout::default());
+        let (bases, numbers, table) = (ints(backend, &[base as i64; ROWS]), ints(backend, &self.numbers), self.table());
+        let in_cache = vwd_kv_cache_compact_args { sequences: numbers.c(), bases: bases.c(), path: path.c(), ..args() };
+        let in_pages = vwd_compact_args { page_table: table.c(), bases: bases.c(), path: path.c(), ..args() };
+        let compactor = Compactor::new(backend, &self.pages.each_ref().map(Tensor::c));
+        // SAFETY: the arguments are valid.
+        unsafe {
+            assert_ok(vwd_kv_cache_compact(self.cache.0, &in_cache, backend.stream()));
+            backend.finish(vwd_compact(compactor.0, &in_pages, backend.stream()));
+        }
+        for (_, scales) in &mut self.token_scales {
+            let place = |i: usize, g: usize, token: usize| [i * MAX_BLOCKS + token / block, token % block, g];
+            for (i, path) in paths.iter().enumerate() {
+                for g in 0..scales.shape[2] {
+                    for (j, node) in path.iter().enumerate() {
+                        scales[place(i, g, base + j)] = scales[place(i, g, base + node)];
+                    }
+                }
+            }
+        }
+        (self.len, self.since) = (base + depth + 1, Some(base));
+        paths.iter().flat_map(|path| path.iter().enumerate()).filter(|&(j, &node)| j != node).count()
+    }
 }
 
 fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) {
-    let (mut misses, mut evictions) = (0, 0);
+    let (mut misses, mut evictions, mut moved) = (0, 0, 0);
     rounds(backend.times(20).max(10) as u64, |rng| {
         let dtype = rng.pick(&[F32, F16, BF16, F8E4M3, F8E5M2]);
         let is_byte = dtype.bits == 8;
@@ -243,7 +294,7 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
         let prompt = rng.size(AHEAD + 2..=MAX_BLOCKS - 7) * kinds.block;
         while pair.len < prompt {
             let positions = rng.size(1..=kinds.block);
-            pair.step(rng, positions, VWD_DECODER_SPARSE, None, false);
+            pair.step(rng, positions, VWD_DECODER_SPARSE, None, false, None);
         }
         let q_type = if is_byte { rng.pick(&[F16, BF16]) } else { dtype };
         // Weights are rounded to 16 bits on CUDA, and sums have another order.
@@ -252,10 +303,15 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
             (true, dtype) if dtype == F32 => 2e-5,
             (true, _) => 2e-2,
         };
-        for n in 0..10 {
-            let positions = if rng.one_in(4) { POSITIONS } else { 1 };
+        for n in 0..14 {
+            let masks = rng.one_in(3).then(|| Masks::random(rng, ROWS, NODES));
+            let positions = if masks.is_some() { NODES } else { rng.pick(&[1, 1, 1, POSITIONS]) };
             let mode = if n > 0 && rng.one_in(3) { VWD_DECODER_DENSE } else { VWD_DECODER_SPARSE };
-            let layers = pair.step(rng, positions, mode, Some(q_type), n == 0);
+            let base = pair.len;
+            if base + positions > MAX_BLOCKS * kinds.block {
+                break;
+            }
+            let layers = pair.step(rng, positions, mode, Some(q_type), n == 0, masks.as_ref());
             for (layer, [found, expected]) in layers.into_iter().enumerate() {
                 // Dense rows join blocks, those on pages units of 64 tokens.
                 let tolerance = if mode == VWD_DECODER_DENSE { tolerance.max(2e-6) } else { tolerance };
@@ -264,10 +320,15 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
                     let (x, y) = (found[at], expected[at]);
                     assert!(
                         (x - y).abs() <= tolerance,
-                        "{kinds:?}, step {n}, mode {mode}, {} tokens, layer {layer}: {x} at {at:?}, on pages {y}",
-                        pair.len
+                        "{kinds:?}, step {n}, mode {mode}, {} tokens, {positions} new ones, trees {}, layer {layer}: {x} at \
+                         {at:?}, on pages {y}",
+                        pair.len,
+                        masks.is_some()
                     );
                 }
+            }
+            if let Some(masks) = &masks {
+                moved += pair.accept(rng, base, masks);
             }
         }
         let mut stats: vwd_kv_cache_stats = args();
@@ -277,4 +338,5 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
         (misses, evictions) = (misses + stats.misses, evictions + stats.evictions);
     });
     assert!(misses > 0 && evictions > 0, "{misses} misses, {evictions} blocks left their slots");
+    assert!(moved > 0, "no token of a tree moved");
 }
