@@ -171,9 +171,10 @@ struct Rows16Compute {
         for (uint32 n = 0; n < 8; n++) c[n / 4][n % 4] = sum[0][n / 4][n % 4] + sum[1][n / 4][n % 4];
     }
     // The running softmax: scores of one tile or several, two products each, become weights of the values. position_of(tile, token) is where
-    // the token of a tile stands. Where acc is multiplied by `keep`, for each of the lane's rows, also_keep(keep) is called.
+    // the token of a tile stands. Where acc is multiplied by `keep`, for each of the lane's rows, also_keep(keep) is called. Products from `there` on
+    // are of no token.
     template <uint32 PRODUCTS, typename Position, typename Keep>
-    __device__ void update_softmax(float (&c)[PRODUCTS][4], bool is_fully_seen, const Position &position_of, const Keep &also_keep) {
+    __device__ void update_softmax(float (&c)[PRODUCTS][4], bool is_fully_seen, const Position &position_of, const Keep &also_keep, uint32 there = PRODUCTS) {
         // s · log2 e = c · factor.
         float factor = p.scale * LOG2_E;
         if constexpr (IS_FP8) {
@@ -184,6 +185,10 @@ struct Rows16Compute {
 #pragma unroll
             for (uint32 n = 0; n < PRODUCTS * 4; n++) c[n / 4][n % 4] = p.soft_cap * tanhf(c[n / 4][n % 4] * p.scale / p.soft_cap);
             factor = LOG2_E;
+        }
+#pragma unroll
+        for (uint32 n = 0; n < PRODUCTS * 4; n++) {
+            if (n / 4 >= there) c[n / 4][n % 4] = minus_infinity();
         }
         if (!is_fully_seen) {
 #pragma unroll

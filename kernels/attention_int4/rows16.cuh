@@ -48,15 +48,11 @@ struct Int4Rows16Compute : Rows16Compute<Type> {
         const float of_key = widen_float16(scales & 0xffff), of_value = widen_float16(scales >> 16);
         float c[4][4];
         multiply_keys(c, group.keys + begin * TILE * CodedGroup::PITCH, turned_queries, of_key);
-        if (!has_second) {
-#pragma unroll
-            for (uint32 n = 0; n < 8; n++) c[2 + n / 4][n % 4] = minus_infinity();
-        }
         const auto keep_sums = [&](const float(&keep)[2]) {
             sums[0] *= keep[0];
             sums[2] *= keep[1];
         };
-        this->update_softmax(c, is_fully_seen, [&](uint32 tile, uint32 t) { return group.position[(begin + tile) * TILE + t]; }, keep_sums);
+        this->update_softmax(c, is_fully_seen, [&](uint32 tile, uint32 t) { return group.position[(begin + tile) * TILE + t]; }, keep_sums, has_second ? 4 : 2);
 #pragma unroll
         for (uint32 tile = 0; tile < 2; tile++) {
             uint32 weights[4];

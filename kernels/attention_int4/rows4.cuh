@@ -97,10 +97,10 @@ struct Int4Rows4Compute : Int4Rows8Compute<Type, 4> {
             for (uint32 half = 0; half < 2; half++) {
                 const uint32 scale = __shfl_sync(FULL_WARP, scales[tile / 2], tile % 2 * TILE + half * 8 + lane / 4);
                 of_value[tile][half] = widen_float16(scale >> 16);
-                c[tile][half] = tile < count ? fmaf(widen_float16(scale & 0xffff), float(products[half]), mean) : minus_infinity();
+                c[tile][half] = fmaf(widen_float16(scale & 0xffff), float(products[half]), mean);
             }
         }
-        update_softmax(c, row.unit, is_fully_seen, group);
+        update_softmax(c, count, row.unit, is_fully_seen, group);
         const uint32 of_first = lane / 4 % 2 ? 0 : ~0u, values = shared_address(group.values), from[2] = {values + Base::value_of_lane(0), values + Base::value_of_lane(1)};
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++) {
@@ -132,13 +132,17 @@ struct Int4Rows4Compute : Int4Rows8Compute<Type, 4> {
             : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
     template <uint32 TILES>
-    __device__ void update_softmax(float (&c)[TILES][2], float unit, bool is_fully_seen, const CodedGroup &group) {
+    __device__ void update_softmax(float (&c)[TILES][2], uint32 tiles, float unit, bool is_fully_seen, const CodedGroup &group) {
         float factor = unit * (p.scale * LOG2_E);  // s · log2 e = c · factor
         if (p.soft_cap != 0.0f) {
             const float inverse = p.scale / p.soft_cap;
 #pragma unroll
             for (uint32 n = 0; n < TILES * 2; n++) c[n / 2][n % 2] = p.soft_cap * tanh_fast(c[n / 2][n % 2] * unit * inverse);
             factor = LOG2_E;
+        }
+#pragma unroll
+        for (uint32 n = 0; n < TILES * 2; n++) {
+            if (n / 2 >= tiles) c[n / 2][n % 2] = minus_infinity();
         }
         if (!is_fully_seen) {
             const int32 own_first = of_own_row(first[0]), own_count = of_own_row(count[0]);

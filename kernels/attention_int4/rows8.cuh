@@ -69,11 +69,11 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
 #pragma unroll
                 for (uint32 i = 0; i < 2; i++) {
                     float &x = c[tile][half * 2 + i];
-                    x = tile < count ? fmaf(of_key, x, mean[i]) : minus_infinity();
+                    x = fmaf(of_key, x, mean[i]);
                 }
             }
         }
-        update_softmax(c, unit, is_fully_seen, group);
+        update_softmax(c, count, unit, is_fully_seen, group);
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++) {
             uint32 weights[2];
@@ -121,9 +121,9 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
 #pragma unroll
         for (uint32 e = 0; e < 4; e++) c[e] = IN_TWO_CHAINS ? sum[0][e] + sum[1][e] : sum[0][e];
     }
-    // The running softmax, as in MmaCompute: scores of a group become weights.
+    // The running softmax, as in MmaCompute: scores of a group, which has so many tiles, become weights.
     template <uint32 TILES>
-    __device__ void update_softmax(float (&c)[TILES][4], const float (&unit)[2], bool is_fully_seen, const CodedGroup &group) {
+    __device__ void update_softmax(float (&c)[TILES][4], uint32 tiles, const float (&unit)[2], bool is_fully_seen, const CodedGroup &group) {
         float factor[2];  // s · log2 e = c · factor
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) factor[i] = unit[i] * (p.scale * LOG2_E);
@@ -132,6 +132,11 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
 #pragma unroll
             for (uint32 n = 0; n < TILES * 4; n++) c[n / 4][n % 4] = p.soft_cap * tanh_fast(c[n / 4][n % 4] * unit[n % 2] * inverse);
             factor[0] = factor[1] = LOG2_E;
+        }
+        // What is no token has no score, also where scores are capped.
+#pragma unroll
+        for (uint32 n = 0; n < TILES * 4; n++) {
+            if (n / 4 >= tiles) c[n / 4][n % 4] = minus_infinity();
         }
         if (!is_fully_seen) {
 #pragma unroll

@@ -53,14 +53,13 @@ impl<'a> CompactRequest<'a> {
     pub fn contents(&self, options: &Options) -> Vec<Rule<'a>> {
         let of_sequence = |rule: Rule<'a>| rule.where_positive(Number::of(self.sequences).plus(1));
         let room = options.max_blocks.saturating_mul(options.block_size);
-        let rules = [
-            Rule::within(self.sequences, -1, Number::constant(options.max_sequences)),
-            Rule::distinct(self.sequences),
-            of_sequence(Rule::up_to(self.bases, room)),
-        ];
+        let rules =
+            [Rule::within(self.sequences, -1, Number::constant(options.max_sequences)), Rule::distinct(self.sequences)];
+        // Rules are about int32; a base of 64 bits that is no token moves nothing.
+        let bases = (self.bases.dtype == DType::I32).then(|| of_sequence(Rule::up_to(self.bases, room)));
         let most = self.places().saturating_sub(1);
         let accepted = self.accepted.map(|accepted| of_sequence(Rule::up_to(accepted, most)));
-        rules.into_iter().chain(accepted).collect()
+        rules.into_iter().chain(bases).chain(accepted).collect()
     }
 
     pub fn batch(&self) -> usize {

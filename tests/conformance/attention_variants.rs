@@ -14,6 +14,7 @@ pub const CASES: &[Case] = cases![
     attention_by_verify128_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
     attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
+    attention_by_int4_128_caps_the_scores_of_tokens_alone,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -162,7 +163,7 @@ fn in_int4(rng: &mut Rng) -> Spec {
         q_type,
         kv_type: q_type,
         lists,
-        cap: rng.one_in(4).then_some(5.0),
+        cap: rng.one_in(3).then(|| rng.pick(&[0.7, 5.0])),
         window: if rng.one_in(3) { rng.pick(&[1, 20, 100]) } else { 0 },
         sinks: rng.one_in(2),
         poisoned: rng.one_in(2),
@@ -184,6 +185,19 @@ fn attention_by_int4_128_agrees_with_the_formula(backend: &Backend) {
 
 fn attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "int4_128", HOPPER_AND_LATER, 30, in_int4_slots, false);
+}
+
+/// A warp attends up to four tiles at a time; blocks of one tile leave the others without tokens, whatever scores are capped at.
+fn attention_by_int4_128_caps_the_scores_of_tokens_alone(backend: &Backend) {
+    for (group, positions) in [(4, None), (7, None), (12, None), (4, Some(9))] {
+        let capped = |rng: &mut Rng| {
+            let (page, block) = rng.pick(&[(16, 16), (48, 48)]);
+            let spec =
+                Spec { batch: 1, kv_heads: 2, group, positions, q_lens: false, page, block, most: 500, ..in_int4(rng) };
+            Spec { lists: Lists::Absent, cap: Some(0.7), window: 0, ..spec }
+        };
+        attend(backend, "int4_128", HOPPER_AND_LATER, 6, capped, false);
+    }
 }
 
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {
