@@ -7,7 +7,7 @@
 //! what attention over all blocks in slots gives.
 
 use super::strategies::without_positions;
-use super::tiered::{Cache, create_on};
+use super::tiered::{Cache, Sizes, create_on};
 use super::*;
 
 pub const CASES: &[Case] = cases![decoder_on_a_cache_in_int4_attends_what_single_calls_attend,];
@@ -103,17 +103,11 @@ fn view(cache: &Cache, layer: usize) -> vwd_kv_cache_layer {
 impl<'b> World<'b> {
     fn new(backend: &'b Backend, rng: &mut Rng, kinds: Kinds) -> World<'b> {
         let Kinds { dtype, method, heads, dims, block, soft_cap, weighs, decoded, .. } = kinds;
+        let sizes = Sizes { layers: LAYERS, heads, dims, dtype, block };
         let weights: Vec<f32> = (0..LAYERS * heads[1] * dims[0]).map(|_| 0.5 + rng.unit() as f32).collect();
         let cache = Cache::create(
             backend,
             &vwd_kv_cache_options {
-                layers: LAYERS as u32,
-                kv_heads: heads[1] as u32,
-                block_size: block as u32,
-                key_dim: dims[0] as u32,
-                value_dim: dims[1] as u32,
-                dtype_code: dtype.code as u32,
-                dtype_bits: dtype.bits as u32,
                 max_sequences: NUMBERS as u32,
                 max_blocks: MAX_BLOCKS as u32,
                 host_blocks: (NUMBERS * MAX_BLOCKS) as u32,
@@ -121,27 +115,11 @@ impl<'b> World<'b> {
                 coding: VWD_CODING_INT4,
                 slot_coding: if decoded { VWD_SLOTS_DECODED } else { VWD_SLOTS_AS_STORED },
                 weights: if weighs { weights.as_ptr() } else { std::ptr::null() },
-                ..args()
+                ..sizes.cache()
             },
         );
         let policies = policies(&kinds);
-        let options = vwd_decoder_options {
-            layers: LAYERS as u32,
-            max_rows: ROWS as u32,
-            max_positions: block as u32,
-            query_heads: heads[0] as u32,
-            kv_heads: heads[1] as u32,
-            key_dim: dims[0] as u32,
-            value_dim: dims[1] as u32,
-            dtype_code: dtype.code as u32,
-            dtype_bits: dtype.bits as u32,
-            block_size: block as u32,
-            scale: 0.1,
-            soft_cap,
-            policy_count: LAYERS as u32,
-            policies: policies.as_ptr(),
-            ..args()
-        };
+        let options = vwd_decoder_options { max_rows: ROWS as u32, soft_cap, ..sizes.decoder(&policies) };
         let decoder = create_on(backend, &options, &cache);
         let views: Vec<_> = (0..LAYERS).map(|layer| view(&cache, layer)).collect();
         let mut bytes = vec![0; NUMBERS * MAX_BLOCKS * 4];

@@ -5,7 +5,7 @@
 //! see, by dense rows and by lists of all blocks, but in another order of the sums.
 
 use super::strategies::without_positions;
-use super::tiered::{Cache, create_on};
+use super::tiered::{Cache, Sizes, create_on};
 use super::*;
 use crate::support::trees::Masks;
 
@@ -44,6 +44,7 @@ struct Side {
 impl Side {
     fn new(backend: &Backend, kinds: &Kinds, weights: &[f32]) -> Side {
         let &Kinds { dtype, method, heads, dims, window, weighs } = kinds;
+        let sizes = Sizes { layers: LAYERS, heads, dims, dtype, block: BLOCK };
         let serial = vwd_decoder_policy { method, k: K as u32, window, ..POLICY };
         let policies = [
             serial,
@@ -54,38 +55,16 @@ impl Side {
         let cache = Cache::create(
             backend,
             &vwd_kv_cache_options {
-                layers: LAYERS as u32,
-                kv_heads: heads[1] as u32,
-                block_size: BLOCK as u32,
-                key_dim: dims[0] as u32,
-                value_dim: dims[1] as u32,
-                dtype_code: dtype.code as u32,
-                dtype_bits: dtype.bits as u32,
                 max_sequences: ROWS as u32,
                 max_blocks: MAX_BLOCKS as u32,
                 host_blocks: (ROWS * MAX_BLOCKS) as u32,
                 slots: (2 * ROWS * heads[1] * MAX_BLOCKS.max(AHEAD)) as u32,
                 coding: VWD_CODING_INT4,
                 weights: if weighs { weights.as_ptr() } else { std::ptr::null() },
-                ..args()
+                ..sizes.cache()
             },
         );
-        let options = vwd_decoder_options {
-            layers: LAYERS as u32,
-            max_rows: ROWS as u32,
-            max_positions: BLOCK as u32,
-            query_heads: heads[0] as u32,
-            kv_heads: heads[1] as u32,
-            key_dim: dims[0] as u32,
-            value_dim: dims[1] as u32,
-            dtype_code: dtype.code as u32,
-            dtype_bits: dtype.bits as u32,
-            block_size: BLOCK as u32,
-            scale: 0.1,
-            policy_count: LAYERS as u32,
-            policies: policies.as_ptr(),
-            ..args()
-        };
+        let options = vwd_decoder_options { max_rows: ROWS as u32, ..sizes.decoder(&policies) };
         let numbers = (0..ROWS).map(|_| {
             let mut number = u32::MAX;
             // SAFETY: the arguments are valid.

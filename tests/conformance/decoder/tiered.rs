@@ -99,6 +99,52 @@ impl Drop for Cache {
     }
 }
 
+/// What a cache and a decoder on it have in common.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    pub layers: usize,
+    /// Of queries, and of keys and values.
+    pub heads: [usize; 2],
+    pub dims: [usize; 2],
+    pub dtype: DType,
+    pub block: usize,
+}
+
+impl Sizes {
+    pub fn cache(&self) -> vwd_kv_cache_options {
+        vwd_kv_cache_options {
+            layers: self.layers as u32,
+            kv_heads: self.heads[1] as u32,
+            block_size: self.block as u32,
+            key_dim: self.dims[0] as u32,
+            value_dim: self.dims[1] as u32,
+            dtype_code: self.dtype.code as u32,
+            dtype_bits: self.dtype.bits as u32,
+            ..args()
+        }
+    }
+
+    /// With a policy for each layer.
+    pub fn decoder(&self, policies: &[vwd_decoder_policy]) -> vwd_decoder_options {
+        assert_eq!(policies.len(), self.layers);
+        vwd_decoder_options {
+            layers: self.layers as u32,
+            max_positions: self.block as u32,
+            query_heads: self.heads[0] as u32,
+            kv_heads: self.heads[1] as u32,
+            key_dim: self.dims[0] as u32,
+            value_dim: self.dims[1] as u32,
+            dtype_code: self.dtype.code as u32,
+            dtype_bits: self.dtype.bits as u32,
+            block_size: self.block as u32,
+            scale: 0.1,
+            policy_count: self.layers as u32,
+            policies: policies.as_ptr(),
+            ..args()
+        }
+    }
+}
+
 pub fn create_on(backend: &Backend, options: &vwd_decoder_options, cache: &Cache) -> Decoder {
     let mut decoder = std::ptr::null_mut();
     // SAFETY: the arguments are valid.

@@ -3,7 +3,7 @@
 //! path is accepted. The other decoder has its own cases.
 
 use super::strategies::without_positions;
-use super::tiered::{Cache, create_on};
+use super::tiered::{Cache, Sizes, create_on};
 use super::*;
 use crate::compact::Compactor;
 use crate::support::trees::Masks;
@@ -70,45 +70,24 @@ struct Pair<'b> {
 impl<'b> Pair<'b> {
     fn new(backend: &'b Backend, rng: &mut Rng, kinds: Kinds) -> Pair<'b> {
         let Kinds { dtype, method, scales, heads, dims, block, window, soft_cap } = kinds;
+        let sizes = Sizes { layers: LAYERS, heads, dims, dtype, block };
         let policies = [0, 1].map(|side| {
             STRATEGIES.map(|of| {
                 let (strategy, predict) = of[side];
                 vwd_decoder_policy { method, k: K as u32, strategy, predict, window, ..POLICY }
             })
         });
-        let options = |side: usize| vwd_decoder_options {
-            layers: LAYERS as u32,
-            max_rows: ROWS as u32,
-            max_positions: block as u32,
-            query_heads: heads[0] as u32,
-            kv_heads: heads[1] as u32,
-            key_dim: dims[0] as u32,
-            value_dim: dims[1] as u32,
-            dtype_code: dtype.code as u32,
-            dtype_bits: dtype.bits as u32,
-            block_size: block as u32,
-            scale: 0.1,
-            soft_cap,
-            policy_count: LAYERS as u32,
-            policies: policies[side].as_ptr(),
-            ..args()
-        };
+        let options =
+            |side: usize| vwd_decoder_options { max_rows: ROWS as u32, soft_cap, ..sizes.decoder(&policies[side]) };
         let cache = Cache::create(
             backend,
             &vwd_kv_cache_options {
-                layers: LAYERS as u32,
-                kv_heads: heads[1] as u32,
-                block_size: block as u32,
-                key_dim: dims[0] as u32,
-                value_dim: dims[1] as u32,
-                dtype_code: dtype.code as u32,
-                dtype_bits: dtype.bits as u32,
                 token_scales: (scales == Scales::OfTokens) as u32,
                 max_sequences: ROWS as u32,
                 max_blocks: MAX_BLOCKS as u32,
                 host_blocks: (ROWS * MAX_BLOCKS) as u32,
                 slots: (2 * ROWS * heads[1] * AHEAD) as u32,
-                ..args()
+                ..sizes.cache()
             },
         );
         let mut numbers = [0; ROWS].map(|_| {
