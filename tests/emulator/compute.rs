@@ -97,6 +97,10 @@ pub fn computed(name: &str, results: usize, operands: usize) -> Option<Computed>
         "mad.wide.u32" => ternary(|a: u32, b: u32, c: u64| (a as u64 * b as u64).wrapping_add(c)),
         "fma.rn.f32" => ternary(f32::mul_add),
         "fma.rn.f64" => ternary(f64::mul_add),
+        "fma.rn.f16x2" => ternary(|a: u32, b: u32, c: u32| {
+            let low = fma_f16(a as u16, b as u16, c as u16);
+            low as u32 | (fma_f16((a >> 16) as u16, (b >> 16) as u16, (c >> 16) as u16) as u32) << 16
+        }),
         "div.u32" => binary(|a: u32, b: u32| a.checked_div(b).unwrap_or(!0)),
         "div.u64" => binary(|a: u64, b: u64| a.checked_div(b).unwrap_or(!0)),
         "div.s32" => binary(|a: i32, b: i32| a.checked_div(b).unwrap_or(-1)),
@@ -306,6 +310,13 @@ fn widen_bf16(bits: u16) -> f32 {
 /// As for [`to_bf16`].
 fn narrow_f16(x: f32) -> u16 {
     if x.is_nan() { 0x7fff } else { f16::from_f32(x).to_bits() }
+}
+
+/// The product is exact in float64, and rarely is the sum not.
+fn fma_f16(a: u16, b: u16, c: u16) -> u16 {
+    let [a, b, c] = [a, b, c].map(|bits| widen_f16(bits) as f64);
+    let sum = a * b + c;
+    if sum.is_nan() { 0x7fff } else { f16::from_f64(sum).to_bits() }
 }
 
 /// NaN is the one that the hardware gives.
