@@ -5,15 +5,16 @@
 32 query heads on 8 KV heads of 128 channels, bfloat16, pages and blocks of 64 tokens, a list for each KV head. Every result is
 compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
-read; `gather_read` that of a kernel that reads them by the same lists and joins partial results, and computes nothing. torch gathers
-the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep the state of a row, or
-of each block. `among` is what the call adds to a graph in which a read that fills the cache goes before each, as a layer's weights do
-in an engine. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
-over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
-tokens, in blocks and single. `positions` are 1 to 16 query positions of a sequence, as a verification of drafts has them, over all
-tokens and over a list that they share, and `repaired positions` those of which a prediction missed a share. `cells` are pages of one
-token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft
-tree with random parents, beside one position and beside a chain of as many. Microseconds, medians; inputs are in no cache.
+read; `gather_read` that of a kernel that reads them by the same lists and joins partial results, and computes nothing, and
+`gather_read_of_9` the same with the results of nine positions. torch gathers the listed blocks and calls scaled_dot_product_attention;
+dense, it calls that alone. `state` and `partials` keep the state of a row, or of each block. `among` is what the call adds to a graph
+in which a read that fills the cache goes before each, as a layer's weights do in an engine. `forms` are four query positions over a
+shared list, FP8 keys and values, and lists of single tokens, beside one position over blocks of bfloat16. `latents` is MLA: keys of 576
+channels whose first 512 are the values, one for all heads, and lists of 2048 tokens, in blocks and single. `positions` are 1 to 16
+query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, and `repaired
+positions` those of which a prediction missed a share. `cells` are pages of one token, of sequences that alternate in one cache, beside
+pages of a block. `trees` are the nodes of a draft tree with random parents, beside one position and beside a chain of as many.
+Microseconds, medians; inputs are in no cache.
 """
 
 import functools
@@ -294,6 +295,7 @@ class Positions(Case):
 
 
 def positions(session, timer, rows, quick):
+    floor = GatherRead()
     points = [(1, 32 << 10, 0), (1, 128 << 10, 0), (1, 512 << 10, 0), (8, 32 << 10, 0), (8, 128 << 10, 0)]
     points += [(1, 32 << 10, 4096), (1, 32 << 10, 8192), (8, 32 << 10, 4096)]
     for batch, tokens, budget in points[:1] if quick else points:
@@ -304,6 +306,8 @@ def positions(session, timer, rows, quick):
             call(0)
             case.check()
             row[f"of_{count}"] = timer.graph(call, case.sets)
+        if budget and torch.cuda.get_device_capability() >= (9, 0):
+            row["gather_read_of_9"] = floor.time(case, timer, of_nine=True)
         rows.put("positions", **row)
 
 

@@ -2,7 +2,9 @@
 
 Used by attention.py. A list is shared out over CTAs. Each looks its pages up, reads its rows of keys and values through a ring of
 copies that are always in flight, folds them into as many words as the partial result of a KV head has, and stores these; the last CTA
-of a list to come adds them up. It is launched as the library launches its own kernels, in the shape that is best for the case.
+of a list to come adds them up. Nine query positions have more of a result: 36 rows of a KV head, of 128 channels, a maximum and a sum
+each. Then the CTAs of a list are a cluster, as those of verify128 are: each sends every other its part of the rows, which adds them up.
+It is launched as the library launches its own kernels, in the shape that is best for the case.
 """
 
 import ctypes
@@ -22,7 +24,7 @@ constexpr int MOST_PAGES = 1024;
 struct Params {
     const int *ids, *table;           // [lists, count], [B, pages]
     const char *keys, *values;        // [pages, block, heads, DIM]
-    float *partials, *out;            // [lists, splits, PARTIAL], [lists, PARTIAL]
+    float *partials, *out;            // [lists, splits, PARTIAL], [lists, PARTIAL]; of nine positions out is [lists, NINE, PITCH]
     uint *tickets;                    // [lists], zero
     int count, log2_block, heads, pages;
 };
@@ -38,9 +40,8 @@ __device__ void copy(uint4 &to, const char *from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
 }
 
-template <int STAGES> __device__ void run(const Params &p) {
-    extern __shared__ __align__(16) char memory[];
-    auto &shared = reinterpret_cast<Shared<STAGES> &>(memory);
+// What the thread reads, folded into a word.
+template <int STAGES> __device__ uint read(const Params &p, Shared<STAGES> &shared) {
     const int list = blockIdx.y, splits = gridDim.x, head = list % p.heads, thread = threadIdx.x;
     const int rows = p.count * (1 << p.log2_block) / splits, first = rows * blockIdx.x, first_block = first >> p.log2_block;
 #if __CUDA_ARCH__ >= 900
@@ -77,7 +78,14 @@ template <int STAGES> __device__ void run(const Params &p) {
             sum ^= x.x ^ x.y ^ x.z ^ x.w;
         }
     }
+    return sum;
+}
 
+template <int STAGES> __device__ void run(const Params &p) {
+    extern __shared__ __align__(16) char memory[];
+    auto &shared = reinterpret_cast<Shared<STAGES> &>(memory);
+    const int list = blockIdx.y, splits = gridDim.x, thread = threadIdx.x;
+    const uint sum = read<STAGES>(p, shared);
     float *mine = p.partials + (list * splits + blockIdx.x) * PARTIAL;
     for (int i = thread; i < PARTIAL; i += THREADS) mine[i] = __uint_as_float(sum & 0x3fffffff);
     __syncthreads();
@@ -96,12 +104,83 @@ template <int STAGES> __device__ void run(const Params &p) {
     }
 }
 
+#if __CUDA_ARCH__ >= 900
+constexpr int NINE = 9 * GROUP, PITCH = DIM + 4, QUADS = DIM / 4;  // rows of nine positions, floats of each, fours of its channels
+constexpr int MOST_RECEIVED = 48;  // rows, by 16 CTAs
+
+template <int STAGES> struct ClusterShared {
+    Shared<STAGES> reading;
+    alignas(16) float received[MOST_RECEIVED][PITCH];  // from each CTA of the cluster, its state of this CTA's rows
+    unsigned long long arrived;
+};
+
+__device__ uint address_in(uint at, int cta) {
+    uint there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(cta));
+    return there;
+}
+
+template <int STAGES> __device__ void run_nine(const Params &p) {
+    extern __shared__ __align__(16) char memory[];
+    auto &shared = reinterpret_cast<ClusterShared<STAGES> &>(memory);
+    const int list = blockIdx.y, splits = gridDim.x, rank = blockIdx.x, thread = threadIdx.x;
+    const int share = (NINE + splits - 1) / splits, begin = min(rank * share, NINE), own = min(share, NINE - begin);
+    const uint arrived = __cvta_generic_to_shared(&shared.arrived);
+    if (thread == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        const uint bytes = splits * own * (DIM + 2) * sizeof(float);
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived), "r"(bytes) : "memory");
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    const uint x = read<STAGES>(p, shared.reading) & 0x3fffffff;
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    for (int n = thread; n < NINE * QUADS; n += THREADS) {
+        const int row = n / QUADS, quad = n % QUADS, cta = row / share;
+        const uint to = address_in(__cvta_generic_to_shared(&shared.received[rank * share + row - cta * share][0]), cta);
+        const uint there = address_in(arrived, cta);
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %1, %1, %1}, [%2];"
+                     ::"r"(to + quad * 16), "r"(x), "r"(there) : "memory");
+        if (quad == 0)
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %1}, [%2];"
+                         ::"r"(to + DIM * 4), "r"(x), "r"(there) : "memory");
+    }
+    asm volatile("{\n\t.reg .pred done;\n"
+                 "again:\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
+                 "@!done bra again;\n\t}" ::"r"(arrived) : "memory");
+    for (int n = thread; n < own * QUADS; n += THREADS) {
+        const int row = n / QUADS, quad = n % QUADS;
+        float4 joined = {0, 0, 0, 0};
+        float2 sums = {0, 0};
+#pragma unroll 4
+        for (int cta = 0; cta < splits; cta++) {
+            const float *from = shared.received[cta * share + row];
+            const float4 four = reinterpret_cast<const float4 *>(from)[quad];
+            const float2 two = reinterpret_cast<const float2 *>(from + DIM)[0];
+            joined = {joined.x + four.x, joined.y + four.y, joined.z + four.z, joined.w + four.w};
+            sums = {sums.x + two.x, sums.y + two.y};
+        }
+        float *to = p.out + (list * NINE + begin + row) * PITCH;
+        reinterpret_cast<float4 *>(to)[quad] = joined;
+        if (quad == 0) reinterpret_cast<float2 *>(to + DIM)[0] = sums;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gather_read_nine_3(const __grid_constant__ Params p) { run_nine<3>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) gather_read_nine_6(const __grid_constant__ Params p) { run_nine<6>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) gather_read_nine_11(const __grid_constant__ Params p) { run_nine<11>(p); }
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS) gather_read_3(const __grid_constant__ Params p) { run<3>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) gather_read_6(const __grid_constant__ Params p) { run<6>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) gather_read_13(const __grid_constant__ Params p) { run<13>(p); }
 """
 _PARTIAL = 4 * (128 + 2)
+_NINE, _PITCH = 9 * 4, 128 + 4
 _STAGES = (3, 6, 13)  # four, two and one CTA on a multiprocessor
+_STAGES_OF_NINE = (3, 6, 11)  # two and one
 _MOST_PAGES = 1024
 
 
@@ -136,23 +215,30 @@ class GatherRead:
         code = ctypes.create_string_buffer(size.value)
         assert nvrtc.nvrtcGetCUBIN(program, code) == 0
         assert self._cuda.cuModuleLoadData(ctypes.byref(module), code) == 0
-        self._kernels = {}
-        for stages in _STAGES:
-            kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10)
-            assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"gather_read_%d" % stages) == 0
-            if self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0:  # the most dynamic shared memory: there is as much
-                self._kernels[stages] = kernel, shared
+        self._kernels, self._of_nine = {}, {}
+        has_clusters = torch.cuda.get_device_capability() >= (9, 0)
+        for kernels, name, all_stages, more in ((self._kernels, "gather_read_%d", _STAGES, 0),
+                                                (self._of_nine, "gather_read_nine_%d", _STAGES_OF_NINE * has_clusters, 48 * _PITCH * 4 + 16)):
+            for stages in all_stages:
+                kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10) + more
+                assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, (name % stages).encode()) == 0
+                if more:  # clusters of more than 8
+                    assert self._cuda.cuFuncSetAttribute(kernel, 14, 1) == 0
+                if self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0:  # the most dynamic shared memory: there is as much
+                    kernels[stages] = kernel, shared
 
-    def call(self, case, splits, stages):
+    def call(self, case, splits, stages, of_nine=False):
         """call(i) of an attention.Case of bfloat16 with 4 query heads for each of its KV heads of 128 channels."""
         lists = case.ids[0].shape[0] * case.ids[0].shape[1]
         partials = torch.empty(lists, splits, _PARTIAL, device="cuda")
-        out, tickets = torch.empty(lists, _PARTIAL, device="cuda"), torch.zeros(lists, dtype=torch.int32, device="cuda")
+        out = torch.zeros(lists, *((_NINE, _PITCH) if of_nine else (_PARTIAL,)), device="cuda")
+        tickets = torch.zeros(lists, dtype=torch.int32, device="cuda")
         heads, pages = case.keys[0].shape[2], case.table.shape[1]
-        kernel, shared = self._kernels[stages]
+        kernel, shared = (self._of_nine if of_nine else self._kernels)[stages]
         # Programmatic stream serialization, from compute capability 9.0 on: the next kernel begins before this one ends, and waits by itself.
-        attributes = int(torch.cuda.get_device_capability() >= (9, 0))
-        early = _Attribute(id=6, value=(ctypes.c_int * 16)(1))
+        attributes = int(torch.cuda.get_device_capability() >= (9, 0)) + of_nine
+        early, cluster = _Attribute(id=6, value=(ctypes.c_int * 16)(1)), _Attribute(id=4, value=(ctypes.c_int * 16)(splits, 1, 1))
+        attribute_list = (_Attribute * 2)(early, cluster)
         prepared = []
         for ids, keys, values in zip(case.ids, case.keys, case.values):
             tensors = (ids, case.table, keys, values, partials, out, tickets)
@@ -161,25 +247,42 @@ class GatherRead:
 
         def call(i):
             stream = torch.cuda.current_stream().cuda_stream
-            config = _Config((ctypes.c_uint * 3)(splits, lists, 1), (ctypes.c_uint * 3)(256, 1, 1), shared, stream, ctypes.pointer(early), attributes)
+            config = _Config((ctypes.c_uint * 3)(splits, lists, 1), (ctypes.c_uint * 3)(256, 1, 1), shared, stream, attribute_list, attributes)
             assert self._cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, prepared[i][2], None) == 0
 
         call(0)
-        assert torch.equal(out, self._read(case, splits)), f"{splits} splits, {stages} stages: not what the lists name"
+        joined = self._nine(case, splits) if of_nine else self._read(case, splits)
+        assert torch.equal(out, joined), f"{splits} splits, {stages} stages: not what the lists name"
         return call
 
     @staticmethod
-    def _read(case, splits):
-        """What call(0) leaves: each thread's exclusive or of what it reads, of four words in turn, added up over the splits."""
+    def _words(case, splits):
+        """Each thread's exclusive or of what it reads, of four words in turn, as a number: [lists, splits, 256]."""
         threads = (case.gathered(of, 0).contiguous().view(torch.int32).view(-1, splits, case.count * case.block // splits // 16, 256, 4)
                    for of in (case.keys, case.values))
         words = functools.reduce(torch.bitwise_xor, (x for of in threads for turn in of.unbind(2) for x in turn.unbind(-1)))
-        partials = (words & 0x3FFFFFFF).view(torch.float32)[:, :, torch.arange(_PARTIAL, device="cuda") % 256]
+        return (words & 0x3FFFFFFF).view(torch.float32)
+
+    @classmethod
+    def _read(cls, case, splits):
+        """What call(0) leaves, added up over the splits."""
+        partials = cls._words(case, splits)[:, :, torch.arange(_PARTIAL, device="cuda") % 256]
         return functools.reduce(torch.add, partials.unbind(1))
 
-    def time(self, case, timer):
+    @classmethod
+    def _nine(cls, case, splits):
+        """The same of nine positions: four channels of a row are one thread's, and the maximum and the sum are those of the first four."""
+        channels = torch.arange(_PITCH, device="cuda")
+        quads = torch.where(channels < 128, channels // 4, 0)
+        threads = (torch.arange(_NINE, device="cuda")[:, None] * 32 + quads) % 256
+        partials = cls._words(case, splits)[:, :, threads] * (channels < 130)
+        return functools.reduce(torch.add, partials.unbind(1))
+
+    def time(self, case, timer, of_nine=False):
         """Median microseconds of the shape that is best for this case."""
         lists, tokens = case.ids[0].shape[0] * case.ids[0].shape[1], case.count * case.block
-        splits = [n for n in (1, 2, 4, 8, 16, 32) if tokens % (32 * n) == 0 and 64 <= n * lists <= 1024 and case.count // n < _MOST_PAGES]
+        shapes = (1, 2, 4, 8, 16) if of_nine else (1, 2, 4, 8, 16, 32)
+        splits = [n for n in shapes if tokens % (32 * n) == 0 and 64 <= n * lists <= 1024 and case.count // n < _MOST_PAGES]
         assert splits, "no shape for these lists"
-        return min(timer.graph(self.call(case, n, stages), case.sets) for n in splits for stages in self._kernels)
+        stages = self._of_nine if of_nine else self._kernels
+        return min(timer.graph(self.call(case, n, each, of_nine), case.sets) for n in splits for each in stages)
