@@ -130,12 +130,16 @@ def drafts(session, timer, rows, what, batch, tokens, budget, listed):
     case.out = torch.empty_like(case.q)
     exact = case.on_current_stream(lambda i, stream: case.attention(i, stream, listed=listed))
     coded = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed))
-    coded(0)
-    torch.cuda.synchronize()
-    found = error(case.out[:, -1], single)
-    assert found < 1e-2, f"{what} batch {batch} tokens {budget}: error {found:.1e}"
-    bf16, int4 = (min(timer.graph(call, case.sets) for _ in range(2)) for call in (exact, coded))
-    rows.put(what, batch=batch, tokens=budget, positions=DRAFTED, bf16=bf16, int4=int4, ratio=int4 / bf16, read=timer.copy(2 * case.read_bytes) / 2)
+    by_head = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed, by_head=True))
+    for call in (by_head, coded):
+        case.out.zero_()
+        call(0)
+        torch.cuda.synchronize()
+        found = error(case.out[:, -1], single)
+        assert found < 1e-2, f"{what} batch {batch} tokens {budget}: error {found:.1e}"
+    bf16, int4, apart = (min(timer.graph(call, case.sets) for _ in range(2)) for call in (exact, coded, by_head))
+    rows.put(what, batch=batch, tokens=budget, positions=DRAFTED, bf16=bf16, int4=int4, ratio=int4 / bf16, by_head=apart,
+             ratio_by_head=apart / bf16, read=timer.copy(2 * case.read_bytes) / 2)
 
 
 def measure(session, timer, rows, quick):
@@ -143,7 +147,7 @@ def measure(session, timer, rows, quick):
         point(session, timer, rows, "listed", batch, 32 << 10, budget, True)
     for batch, tokens in [(1, 32 << 10), (1, 128 << 10), (8, 32 << 10)][: 2 if quick else 3]:
         point(session, timer, rows, "dense", batch, tokens, tokens, False)
-    for batch, tokens, budget in [(1, 32 << 10, 4096), (1, 32 << 10, 0), (1, 128 << 10, 0)][: 2 if quick else 3]:
+    for batch, tokens, budget in [(1, 32 << 10, 4096), (1, 32 << 10, 0), (1, 128 << 10, 0), (8, 32 << 10, 0)][: 2 if quick else 4]:
         drafts(session, timer, rows, "listed drafts" if budget else "dense drafts", batch, tokens, budget or tokens, budget > 0)
 
 

@@ -113,7 +113,7 @@ __device__ inline void repair_verify128(const RepairParams &r) {
     const AttentionParams &p = r.to;
     const uint32 word = request_parameters(r);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    s.open(p);
+    s.open(p, GROUP_THREADS + STAGE_TILES);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas(), item_number = p.ctas.divide(blockIdx.x);
     const WorkItem item = work_item_of(p, item_number);
     allow_next_kernel();

@@ -19,7 +19,7 @@
 #include "attention/verify128_join.cuh"
 
 static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TOKENS * SLAB_WIDTH);
-// What the rows of a sequence see, where each sees all tokens up to its own. The rows of a draft tree: TreeRows of attention_tree/verify128.cu.
+// What the rows of a sequence see, where each sees all tokens up to its own. The rows of a draft tree: TreeRows of attention_tree/rows.cuh.
 struct ChainRows {
     static constexpr int32 SEEN_BY_ALL = 1;   // of the tokens of the rows: the first
     static constexpr uint32 REGISTERS = 184;  // of a thread that computes
@@ -124,7 +124,9 @@ struct VerifyCopies : VerifyJob {
 
 // A warpgroup that computes every second stage of the CTA. Of a sum of 64 rows a thread has two, row lane / 4 of its warp's 16 and the one
 // 8 below, and of each eight columns two neighbouring ones.
-template <typename Type, bool IS_BFLOAT16, typename Rows>
+//
+// Weights are multiplied by 2^LOG_UNIT, so that float16 holds small ones, too.
+template <typename Type, bool IS_BFLOAT16, typename Rows, int32 LOG_UNIT = 0>
 struct VerifyProducts : VerifyJob {
     uint32 group;
     Rows rows;
@@ -163,8 +165,10 @@ struct VerifyProducts : VerifyJob {
             if (row(i) < existing) rows.row(*this, i, place_of_row(p, item, first_row(p, item) + row(i)).position, first[i], count[i]);
         }
     }
-    __device__ void multiply_keys(float (&c)[32], uint32 stage) const {
-        const uint64 queries = operand(shared_address(shared) + QUERIES_OFFSET), keys = operand(shared_address(shared) + stage * STAGE_BYTES);
+    // Queries and keys: addresses in shared memory.
+    template <bool ARE_BFLOAT16>
+    __device__ static void multiply_keys(float (&c)[32], uint32 queries_at, uint32 keys_at) {
+        const uint64 queries = operand(queries_at), keys = operand(keys_at);
 #pragma unroll
         for (uint32 n = 0; n < 32; n++) c[n] = 0.0f;
         begin_products(c);
@@ -172,7 +176,7 @@ struct VerifyProducts : VerifyJob {
         for (uint32 n = 0; n < SLABS; n++) {
 #pragma unroll
             for (uint32 k = 0; k < 4; k++)
-                multiply<IS_BFLOAT16>(c, queries + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, keys + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, n + k > 0);
+                multiply<ARE_BFLOAT16>(c, queries + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, keys + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, n + k > 0);
         }
         end_group();
         wait_products<0>(c);
@@ -229,7 +233,7 @@ struct VerifyProducts : VerifyJob {
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             // A row that has seen nothing yet computes −∞ − 0 and not −∞ + ∞.
-            const float shift = top[i] == minus_infinity() ? 0.0f : top[i];
+            const float shift = top[i] == minus_infinity() ? 0.0f : top[i] - LOG_UNIT;
             float sum = 0.0f;
             m[i] = top[i];
 #pragma unroll
@@ -243,23 +247,25 @@ struct VerifyProducts : VerifyJob {
             l[i] = l[i] * (top[i] == minus_infinity() ? 1.0f : keep[i]) + sum;
         }
     }
-    __device__ void add_values(const float (&c)[32], uint32 stage) {
-        const uint64 values = operand(shared_address(shared) + stage * STAGE_BYTES + VALUES_OFFSET, SLAB_BYTES);
+    template <typename ValueType, bool ARE_BFLOAT16>
+    __device__ void add_values(const float (&c)[32], uint32 values_at) {
+        const uint64 values = operand(values_at, SLAB_BYTES);
         uint32 weights[STAGE_TOKENS / 16][4];
 #pragma unroll
         for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) {
 #pragma unroll
-            for (uint32 n = 0; n < 4; n++) weights[k][n] = Type::pack(c[k * 8 + n * 2], c[k * 8 + n * 2 + 1]);
+            for (uint32 n = 0; n < 4; n++) weights[k][n] = ValueType::pack(c[k * 8 + n * 2], c[k * 8 + n * 2 + 1]);
         }
         begin_products(acc);
 #pragma unroll
-        for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) multiply<IS_BFLOAT16>(acc, weights[k], values + k * ALONG_ROWS);
+        for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) multiply<ARE_BFLOAT16>(acc, weights[k], values + k * ALONG_ROWS);
         end_group();
         wait_products<0>(acc);
     }
     // Writes acc, m and l of every row to shared memory, for the join.
     __device__ void store_sums() {
         float *const to = reinterpret_cast<float *>(shared) + group * VERIFY_ROWS * ROW_PITCH;
+        constexpr float UNIT = 1.0f / (1 << LOG_UNIT);
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             l[i] += __shfl_xor_sync(FULL_WARP, l[i], 1);
@@ -270,10 +276,10 @@ struct VerifyProducts : VerifyJob {
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             float *const to_row = to + row(i) * ROW_PITCH;
-            if (lane % 4 == 0) *reinterpret_cast<float2 *>(to_row + VERIFY_CHANNELS) = float2{m[i], l[i]};
+            if (lane % 4 == 0) *reinterpret_cast<float2 *>(to_row + VERIFY_CHANNELS) = float2{m[i], l[i] * UNIT};
 #pragma unroll
             for (uint32 j = 0; j < VERIFY_CHANNELS / 8; j++)
-                *reinterpret_cast<float2 *>(to_row + j * 8 + lane % 4 * 2) = float2{acc[j * 4 + i * 2], acc[j * 4 + i * 2 + 1]};
+                *reinterpret_cast<float2 *>(to_row + j * 8 + lane % 4 * 2) = float2{acc[j * 4 + i * 2] * UNIT, acc[j * 4 + i * 2 + 1] * UNIT};
         }
         sync_some(1, COMPUTE_THREADS);
     }
@@ -287,9 +293,10 @@ struct VerifyProducts : VerifyJob {
             float c[32];
             s.full[stage].wait(turn);
             fence_copies();
-            multiply_keys(c, stage);
+            const uint32 at = shared_address(shared) + stage * STAGE_BYTES;
+            multiply_keys<IS_BFLOAT16>(c, shared_address(shared) + QUERIES_OFFSET, at);
             weigh_scores(c, stage);
-            add_values(c, stage);
+            add_values<Type, IS_BFLOAT16>(c, at + VALUES_OFFSET);
             arrive(s.empty[stage]);
             stage += GROUPS;
             if (stage >= STAGES) stage -= STAGES, turn++;
@@ -316,7 +323,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
     __shared__ uint32 words[WARP];
     const uint32 word = request_parameters(p);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    s.open(p);
+    s.open(p, GROUP_THREADS + STAGE_TILES);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas();
     allow_next_kernel();
     if (threadIdx.x < WARP && p.ids.data) prefetch_likely_list(p, ctas);

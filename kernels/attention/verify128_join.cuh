@@ -30,11 +30,11 @@ struct VerifyShared {
     // Rows of a work item, some of which may not exist, and how many of them a CTA of the cluster joins.
     __device__ static uint32 most_rows(const AttentionParams &p) { return min(p.rows, VERIFY_ROWS); }
     __device__ static uint32 share_rows(const AttentionParams &p) { return (most_rows(p) + cluster_ctas() - 1) / cluster_ctas(); }
-    // Opens the barriers. The CTAs of the cluster start between this and cluster_started().
-    __device__ void open(const AttentionParams &p) {
+    // Opens the barriers; `arrivals` fill a stage. The CTAs of the cluster start between this and cluster_started().
+    __device__ void open(const AttentionParams &p, uint32 arrivals) {
         if (threadIdx.x == 0) {
             for (uint32 n = 0; n < STAGES; n++) {
-                full[n].open(GROUP_THREADS + STAGE_TILES);
+                full[n].open(arrivals);
                 empty[n].open(4);
             }
             const uint32 before = min(cluster_rank() * share_rows(p), most_rows(p)), own = min(share_rows(p), most_rows(p) - before);

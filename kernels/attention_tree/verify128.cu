@@ -1,52 +1,13 @@
 // Attention of up to 64 rows of draft trees, nodes times query heads of a KV head, to 16-bit keys and values of 128 channels (variant verify128):
-// attention/verify128.cuh. general.cu says what a row sees. Tiles before the tree cost what they cost for a chain; in a tile of the tree's own tokens
-// a thread looks the bits of its two rows up, those of the first 32 nodes in a register.
+// attention/verify128.cuh, and rows.cuh. Tiles before the tree cost what they cost for a chain.
 //
 // targets: compute_90a
 
-#include "attention/verify128.cuh"
-#include "attention_tree/reach.cuh"
-
-struct TreeRows {
-    static constexpr uint32 REGISTERS = 192;
-    static constexpr int32 SEEN_BY_ALL = 0;  // not even the root: a node that no sound link reaches sees itself alone
-
-    uint32 word[2], positions;  // of the thread's two rows: the bits of nodes 0 … 31; their query positions, 16 bits each
-
-    __device__ explicit TreeRows(const VerifyJob &) : word{0, 0}, positions(0) {}
-    __device__ static TreeReach reach_of(const AttentionParams &p, const WorkItem &item, const Reach &chain) { return {p, item, chain, tree_of(p)}; }
-    __device__ void row(const VerifyJob &job, uint32 i, uint32 position, int32 &first, uint32 &count) {
-        const TreeReach reach = reach_of(job.p, job.item, job.reach);
-        positions |= position << i * 16;
-        word[i] = reach.word(position, 0);
-        reach.row(job.p, position, first, count);
-    }
-    __device__ uint32 hidden(const VerifyJob &job, uint32 stage) const {
-        const int32 root = job.reach.length - job.reach.queries;
-        uint32 found = 0;
-#pragma unroll 1
-        for (uint32 j = 0; j < STAGE_TOKENS / 8; j++) {
-            const int2 tokens = job.tokens_of(stage, j);
-            if (max(tokens.x, tokens.y) < root) continue;
-            const uint32 of_rows = !sees(job, 0, tokens.x) | !sees(job, 0, tokens.y) << 1 | !sees(job, 1, tokens.x) << 2 | !sees(job, 1, tokens.y) << 3;
-            found |= of_rows << j * 4;
-        }
-        return found;
-    }
-
-private:
-    // Whether the thread's row i sees a token. What it says of one beyond the row's reach does not matter.
-    __device__ bool sees(const VerifyJob &job, uint32 i, int32 token) const {
-        const uint32 row = positions >> i * 16 & 0xffff, node = token - (job.reach.length - job.reach.queries);
-        if (node > row) return true;
-        if (node < 32 && !job.p.window) return word[i] >> node & 1;
-        return is_seen(job.p, reach_of(job.p, job.item, job.reach), row, token);
-    }
-};
+#include "attention_tree/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_f16(const __grid_constant__ TreeAttentionParams p) {
-    attention_verify128<Float16, false, TreeRows>(p.to);
+    attention_verify128<Float16, false, TreeRows<TreeAttentionParams, 192>>(p.to);
 }
 extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_bf16(const __grid_constant__ TreeAttentionParams p) {
-    attention_verify128<Bfloat16, true, TreeRows>(p.to);
+    attention_verify128<Bfloat16, true, TreeRows<TreeAttentionParams, 192>>(p.to);
 }

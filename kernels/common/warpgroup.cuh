@@ -28,10 +28,14 @@ constexpr uint64 ALONG_SLAB = 32 >> 4, ALONG_ROWS = 16 * SLAB_WIDTH >> 4;
 #define VWD_64(c) VWD_32(c, 0), VWD_32(c, 32)
 
 // Between other uses of sums and products that add to them; and back, when at most PENDING of the groups begun are not done.
+__device__ inline void begin_products(float (&c)[4]) { asm volatile("wgmma.fence.sync.aligned;" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])::"memory"); }
 __device__ inline void begin_products(float (&c)[32]) { asm volatile("wgmma.fence.sync.aligned;" : VWD_32(c, 0)::"memory"); }
 __device__ inline void begin_products(float (&c)[64]) { asm volatile("wgmma.fence.sync.aligned;" : VWD_64(c)::"memory"); }
 __device__ inline void begin_products(float (&c)[2][64]) { asm volatile("wgmma.fence.sync.aligned;" : VWD_64(c[0]), VWD_64(c[1])::"memory"); }
 __device__ inline void end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <uint32 PENDING> __device__ inline void wait_products(float (&c)[4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %4;" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "n"(PENDING) : "memory");
+}
 template <uint32 PENDING> __device__ inline void wait_products(float (&c)[32]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : VWD_32(c, 0) : "n"(PENDING) : "memory");
 }
@@ -41,6 +45,11 @@ template <uint32 PENDING> __device__ inline void wait_products(float (&c)[64]) {
 template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]) {
     asm volatile("wgmma.wait_group.sync.aligned %128;" : VWD_64(c[0]), VWD_64(c[1]) : "n"(PENDING) : "memory");
 }
+
+// c += a · b: 16 channels of 64 rows and of 8 rows.
+#define VWD_MULTIPLY_8(type) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32." type "." type " {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;" \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "l"(a), "l"(b) : "memory")
 
 // c = a · b, or c += a · b: 16 channels of 64 rows and of 64 rows.
 #define VWD_MULTIPLY_64(type) \
@@ -63,6 +72,10 @@ template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
                  "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;" : VWD_64(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
 
+template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[4], uint64 a, uint64 b) {
+    if constexpr (IS_BFLOAT16) VWD_MULTIPLY_8("bf16");
+    else VWD_MULTIPLY_8("f16");
+}
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], uint64 a, uint64 b, bool adds) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_64("bf16");
     else VWD_MULTIPLY_64("f16");

@@ -15,6 +15,8 @@ pub const CASES: &[Case] = cases![
     attention_by_int4_128_agrees_with_the_formula,
     attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_int4_128_caps_the_scores_of_tokens_alone,
+    attention_by_int4_verify128_agrees_with_the_formula,
+    attention_by_int4_verify128_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -198,6 +200,26 @@ fn attention_by_int4_128_caps_the_scores_of_tokens_alone(backend: &Backend) {
         };
         attend(backend, "int4_128", HOPPER_AND_LATER, 6, capped, false);
     }
+}
+
+/// As many rows as a verification of drafts has, chains and trees, of each type of queries that is taken.
+fn int4_drafts(rng: &mut Rng) -> Spec {
+    let spec = in_int4(rng);
+    let q_type = if rng.one_in(4) { F32 } else { spec.q_type };
+    let positions = rng.pick(&[1, 5, 9, 16, 17, 40]);
+    Spec { q_type, positions: Some(positions), tree: rng.one_in(3), group: rng.pick(&[1, 4, 7]), ..spec }
+}
+
+fn attention_by_int4_verify128_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "int4_verify128", HOPPER, 40, int4_drafts, false);
+    // Sequences of so many stages that several are noted together.
+    let long = |rng: &mut Rng| Spec { batch: 1, kv_heads: 1, most: 40_000, lists: Lists::Absent, ..int4_drafts(rng) };
+    attend(backend, "int4_verify128", HOPPER, 1, long, false);
+}
+
+fn attention_by_int4_verify128_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
+    let in_slots = |rng: &mut Rng| Spec { q_type: F16, kv_type: F16, ..in_int4_slots(rng) };
+    attend(backend, "int4_verify128", HOPPER, 30, in_slots, false);
 }
 
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {

@@ -20,6 +20,8 @@ variants! {
         Verify128 = "verify128",
         /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows at a time.
         Int4_128 = "int4_128",
+        /// The same, up to 64 rows at a time: drafts that are verified.
+        Int4Verify128 = "int4_verify128",
         /// MLA, 64 rows at a time.
         Mla64 = "mla64",
         /// MLA, 16 rows at a time.
@@ -57,6 +59,7 @@ pub struct Device {
     pub runs_mla16: bool,
     pub runs_mla64: bool,
     pub runs_int4_128: bool,
+    pub runs_int4_verify128: bool,
 }
 
 /// What a call may ask for. An option that every variant takes is named by all and read by none.
@@ -168,6 +171,7 @@ pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) 
         Variant::Decode128 => fit_decode128(device, sizes, options),
         Variant::Verify128 => fit_verify128(device, sizes, options),
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
+        Variant::Int4Verify128 => fit_int4_verify128(device, sizes, options),
         Variant::Mla64 => fit_mla64(device, sizes, options),
         Variant::Mla16 => fit_mla16(device, sizes, options),
         Variant::Mma => fit_mma(sizes, options),
@@ -394,6 +398,34 @@ fn fit_general(options: &Options) -> Fit {
 }
 
 fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let items = sizes.lists.saturating_mul(int4_128::row_blocks(sizes) as u64);
+    let is_verify128s = matches!(fit_int4_verify128(device, sizes, options), Fit::Takes);
+    let fit = if is_verify128s { Fit::Slower } else { Fit::Takes };
+    takes_int4(fit, sizes, options)
+        .unless(!device.runs_int4_128, "it needs compute capability 9.0")
+        .unless(options.wide_queries, NO_WIDE_QUERIES)
+        .unless(options.tree, "it takes no draft tree")
+        .unless(!has_near_int4(options), "strides of tokens and pages have to fit in 32 bits")
+        .unless(items >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists of 16 rows")
+        .unless(
+            int4_128::shared(Rows::UpTo16) > decode128::most_shared(device.shared_bytes),
+            "it needs more shared memory than the device has",
+        )
+}
+
+fn fit_int4_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let are_few = sizes.rows <= Rows::UpTo16.count() || int4_128::is_short(sizes);
+    let is_int4_128s = are_few && !options.wide_queries && !options.tree && has_near_int4(options);
+    let fit = if is_int4_128s { Fit::Slower } else { Fit::Takes };
+    takes_drafts(takes_int4(fit, sizes, options), device.runs_int4_verify128, sizes)
+}
+
+fn has_near_int4(options: &Options) -> bool {
+    options.near_strides && options.int4.is_some_and(|int4| int4.near_strides)
+}
+
+/// What both kernels of INT4 take.
+fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
         q_lens: _,
@@ -408,36 +440,25 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         // Keys that are not coded have no scale.
         scales_per_token: _,
         values_are_keys: _,
-        wide_queries,
+        wide_queries: _,
         is_far: _,
         rows_of_16_bytes,
-        near_strides,
+        near_strides: _,
         whole_tiles,
         paged_tiles: _,
-        tree,
+        tree: _,
         int4,
     } = *options;
     let Some(int4) = int4 else { return Fit::Cannot("it takes calls with tokens in INT4") };
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
     let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
-    let items = sizes.lists.saturating_mul(int4_128::row_blocks(sizes) as u64);
-    Fit::Takes
-        .unless(!device.runs_int4_128, "it needs compute capability 9.0")
-        .unless(wide_queries, NO_WIDE_QUERIES)
-        .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+    fit.unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(partials, "it keeps no partials")
-        .unless(tree, "it takes no draft tree")
         .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
         .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
-        .unless(!(near_strides && int4.near_strides), "strides of tokens and pages have to fit in 32 bits")
-        .unless(items >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists of 16 rows")
-        .unless(
-            int4_128::shared(Rows::UpTo16) > decode128::most_shared(device.shared_bytes),
-            "it needs more shared memory than the device has",
-        )
 }
 
 /// What a repair has beside an attention to the selected blocks.

@@ -44,6 +44,11 @@ pub fn row_blocks(sizes: &Sizes) -> u32 {
     sizes.rows.div_ceil(rows(sizes).count()).max(1)
 }
 
+/// Whether up to 48 rows are taken sooner 16 at a time, each by multiprocessors of its own, than all at once.
+pub fn is_short(sizes: &Sizes) -> bool {
+    sizes.rows <= 48 && sizes.lists.saturating_mul(sizes.list_tokens) <= 32 << 10
+}
+
 /// The plan of a call that fits.
 pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: &Int4Kv) -> Option<Plan> {
     let (element, rows) = (sizes.element?, rows(sizes));

@@ -39,9 +39,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 35] = {
+const ATTENTION: [(Entry, &str, &str); 39] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Mla16, Mla64, Mma, Verify128, Verify128Tree};
+    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -64,6 +64,10 @@ const ATTENTION: [(Entry, &str, &str); 35] = {
         (Int4_128(Bf16, UpTo4), "attention_int4/decode128_bf16", "attention_int4_128_bf16_4"),
         (Int4_128(Bf16, UpTo8), "attention_int4/decode128_bf16", "attention_int4_128_bf16_8"),
         (Int4_128(Bf16, UpTo16), "attention_int4/decode128_bf16", "attention_int4_128_bf16_16"),
+        (Int4Verify128(F16), "attention_int4/verify128", "attention_int4_verify128_f16"),
+        (Int4Verify128(Bf16), "attention_int4/verify128", "attention_int4_verify128_bf16"),
+        (Int4Verify128Tree(F16), "attention_int4/verify128_tree", "attention_int4_verify128_tree_f16"),
+        (Int4Verify128Tree(Bf16), "attention_int4/verify128_tree", "attention_int4_verify128_tree_bf16"),
         (Mla64(F16), "attention/mla64", "attention_mla64_f16"),
         (Mla64(Bf16), "attention/mla64", "attention_mla64_bf16"),
         (Mla16(F16), "attention/mla16", "attention_mla16_f16"),
@@ -128,6 +132,8 @@ impl cuda::Kernels for Kernels {
         source!("attention/verify128", compute_90a),
         source!("attention_int4/decode128_f16", compute_90),
         source!("attention_int4/decode128_bf16", compute_90),
+        source!("attention_int4/verify128", compute_90a),
+        source!("attention_int4/verify128_tree", compute_90a),
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
@@ -155,12 +161,12 @@ impl cuda::Kernels for Kernels {
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
                 Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
-                Entry::Verify128(_) | Entry::Verify128Tree(_) => verify128::SHARED,
+                entry if entry.is_verify128() => verify128::SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
             };
             let kernel = sharing(source, name, most)?;
-            if matches!(entry, Entry::Verify128(_) | Entry::Verify128Tree(_)) {
+            if entry.is_verify128() {
                 kernel.allow_large_clusters()?;
             }
             attention.push((entry, kernel));
@@ -182,6 +188,7 @@ impl cuda::Kernels for Kernels {
             runs_mla16: clusters.is_some(),
             runs_mla64: of(Entry::Mla64(Element::F16)).is_some(),
             runs_int4_128: of(Entry::Int4_128(Element::F16, Rows::UpTo4)).is_some(),
+            runs_int4_verify128: verify_clusters.is_some() && of(Entry::Int4Verify128(Element::F16)).is_some(),
         };
         let join_mla64 = if device.runs_mla64 { Some(modules.kernel("attention/mla64", "join_mla64")?) } else { None };
 
@@ -241,9 +248,15 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
     };
     let plan = match variant {
         Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
-        Variant::Verify128 => {
-            let clusters = kernels.verify_clusters.as_ref().expect(PLANNED);
-            verify128::plan(clusters, &params, &sizes, options.tree).expect(PLANNED)
+        Variant::Verify128 | Variant::Int4Verify128 => {
+            let (clusters, element) = (kernels.verify_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
+            let entry = match (options.int4, options.tree) {
+                (Some(_), true) => Entry::Int4Verify128Tree(element),
+                (Some(_), false) => Entry::Int4Verify128(element),
+                (None, true) => Entry::Verify128Tree(element),
+                (None, false) => Entry::Verify128(element),
+            };
+            verify128::plan(clusters, &params, &sizes, entry)
         }
         Variant::Int4_128 => {
             let int4 = job.problem.int4.expect(PLANNED);

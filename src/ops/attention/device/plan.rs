@@ -27,12 +27,28 @@ pub enum Entry {
     Verify128(Element),
     Verify128Tree(Element),
     Int4_128(Element, Rows),
+    Int4Verify128(Element),
+    Int4Verify128Tree(Element),
     Mla64(Element),
     Mla16(Element),
     Mma(Element, Width),
     General,
     GeneralTree,
     Int4General,
+}
+
+impl Entry {
+    /// Whether it is one of verify128, whose clusters and shared memory they have in common.
+    pub fn is_verify128(self) -> bool {
+        use Entry::{Int4Verify128, Int4Verify128Tree, Verify128, Verify128Tree};
+        matches!(self, Verify128(_) | Verify128Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_))
+    }
+
+    /// Whether it attends to tokens in INT4.
+    pub fn is_int4(self) -> bool {
+        use Entry::{Int4_128, Int4General, Int4Verify128, Int4Verify128Tree};
+        matches!(self, Int4_128(..) | Int4General | Int4Verify128(_) | Int4Verify128Tree(_))
+    }
 }
 
 /// What keys and values are made of, where 16-bit queries of the same type, or with FP8 of either, meet them.

@@ -1,4 +1,4 @@
-//! The plan of kernels/attention/verify128.cuh: units of all lists are split evenly among clusters of CTAs.
+//! The plan of verify128, in kernels/attention/ and kernels/attention_int4/: units of all lists are split evenly among clusters of CTAs.
 
 use std::ops::RangeInclusive;
 
@@ -17,13 +17,15 @@ pub const DENSE_TOKENS: RangeInclusive<u64> = 1 << 19..=1 << 21;
 pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
 pub const THREADS: u32 = 384;
+/// Codes are read and widened by two warpgroups, keys and values of 16 bits copied by one.
+const INT4_THREADS: u32 = 512;
 /// Units, of a tile each, of a stage.
 const STAGE_UNITS: u32 = 4;
 /// CTAs of a cluster at most: more than every device is sure to form.
 const MOST_CTAS: usize = 16;
 /// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 16 CTAs.
 const RECEIVED_ROWS: u32 = 75;
-/// Stages of 64 tokens with keys and values; queries; the states of rows that a cluster sends, padded.
+/// Stages of 64 tokens with keys and values (in INT4: fewer, and what is read into them); queries; the states of rows that a cluster sends, padded.
 pub const SHARED: u32 =
     5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
 /// Shorter lists are sooner done by larger clusters, whose CTAs join sooner.
@@ -90,8 +92,8 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
     }
 }
 
-/// The plan of a call that fits; `is_tree`: the rows are those of draft trees.
-pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, is_tree: bool) -> Option<Plan> {
+/// The plan of a call that fits, by the kernel `entry`.
+pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -> Plan {
     let items = work_items(sizes);
     let (ctas, target) = clusters.choose(items, sizes.list_tokens);
     // A list that is to be one chunk has no more than the least units of one.
@@ -103,17 +105,17 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, is_tree: bool) 
     let states = if are_few { chunks } else { 2 * target };
     let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (CHANNELS + 2) * size_of::<f32>() as u32;
     let shares = if are_few { 0 } else { chunks as usize * CTA_SHARE_BYTES };
-    Some(Plan {
+    Plan {
         params,
-        entry: if is_tree { Entry::Verify128Tree(sizes.element?) } else { Entry::Verify128(sizes.element?) },
+        entry,
         ctas: chunks * ctas,
-        threads: THREADS,
+        threads: if entry.is_int4() { INT4_THREADS } else { THREADS },
         cluster: Some(ctas),
         joining: 0,
         shared: SHARED,
         is_split_first: !are_few,
         scratch: Scratch { shares: shares.next_multiple_of(256), states: states as usize * state_bytes as usize },
-    })
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ const H200: Device = Device {
     runs_mla16: true,
     runs_mla64: true,
     runs_int4_128: true,
+    runs_int4_verify128: true,
 };
 const SIZES: Sizes = Sizes {
     element: Some(Element::F16),
@@ -85,13 +86,28 @@ fn keys_in_host_memory_take_verify128() {
 }
 
 #[test]
-fn tokens_in_int4_take_int4_128_or_general() {
+fn tokens_in_int4_take_kernels_of_their_own_or_general() {
     let int4 = Int4 { rows_of_16_bytes: true, means_are_as_keys: true, near_strides: true };
     let coded = |int4| Options { int4: Some(int4), ..NOTHING };
     let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
     assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
-    for rows in [16, 17, 36, 640] {
-        assert_eq!(of(Sizes { rows, element: Some(Element::Bf16), ..SIZES }, coded(int4)), Variant::Int4_128);
+    let a100 = Device { runs_int4_verify128: false, ..H200 };
+    for (rows, variant) in [(16, Variant::Int4_128), (17, Variant::Int4Verify128), (640, Variant::Int4Verify128)] {
+        let sizes = Sizes { rows, element: Some(Element::Bf16), list_tokens: 1 << 20, ..SIZES };
+        assert_eq!(of(sizes, coded(int4)), variant);
+        assert_eq!(chosen(&a100, &sizes, &coded(int4)), Variant::Int4_128);
+    }
+    let short = Sizes { rows: 36, lists: 8, list_tokens: 4 << 10, ..SIZES };
+    assert_eq!(of(short, coded(int4)), Variant::Int4_128);
+    assert_eq!(of(Sizes { lists: 9, ..short }, coded(int4)), Variant::Int4Verify128);
+    assert_eq!(of(Sizes { rows: 49, ..short }, coded(int4)), Variant::Int4Verify128);
+    for options in [
+        coded(Int4 { near_strides: false, ..int4 }),
+        Options { near_strides: false, ..coded(int4) },
+        Options { wide_queries: true, ..coded(int4) },
+        Options { tree: true, positions: true, ..coded(int4) },
+    ] {
+        assert_eq!(of(SIZES, options), Variant::Int4Verify128, "{options:?}");
     }
     let all = Options {
         positions: true,
@@ -103,22 +119,19 @@ fn tokens_in_int4_take_int4_128_or_general() {
         ..coded(int4)
     };
     assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
-    let many = Sizes { rows: 1 << 14, lists: 1 << 10, ..SIZES };
-    for sizes in [many, Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }] {
+    for sizes in [Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }] {
         assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
     }
     for options in [
         coded(Int4 { rows_of_16_bytes: false, ..int4 }),
         coded(Int4 { means_are_as_keys: false, ..int4 }),
-        coded(Int4 { near_strides: false, ..int4 }),
         Options { partials: true, ..coded(int4) },
-        Options { tree: true, positions: true, ..coded(int4) },
         Options { whole_tiles: false, ..coded(int4) },
-        Options { near_strides: false, ..coded(int4) },
     ] {
         assert_eq!(of(SIZES, options), Variant::General, "{options:?}");
     }
-    assert_eq!(chosen(&Device { runs_int4_128: false, ..H200 }, &SIZES, &coded(int4)), Variant::General);
+    let none = Device { runs_int4_128: false, runs_int4_verify128: false, ..H200 };
+    assert_eq!(chosen(&none, &SIZES, &coded(int4)), Variant::General);
     let repair = choose(None, |variant| fit_repair(variant, &SIZES, &coded(int4), &REPAIR)).unwrap();
     assert_eq!(repair, RepairVariant::TwoLaunches);
 }
@@ -191,6 +204,7 @@ fn devices_before_hopper_take_mma() {
         runs_mla16: false,
         runs_mla64: false,
         runs_int4_128: false,
+        runs_int4_verify128: false,
     };
     assert_eq!(chosen(&a100, &SIZES, &NOTHING), Variant::Mma);
     assert_eq!(chosen(&a100, &MLA, &LATENTS), Variant::Mma);

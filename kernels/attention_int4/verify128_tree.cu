@@ -1,0 +1,13 @@
+// Attention of up to 64 rows of draft trees to keys and values in INT4 of 128 channels (variant int4_verify128): verify128.cuh, and
+// attention_tree/rows.cuh.
+// targets: compute_90a
+
+#include "attention_int4/verify128.cuh"
+#include "attention_tree/rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(CODED_THREADS, 1) attention_int4_verify128_tree_f16(const __grid_constant__ Int4Params p) {
+    attention_int4_verify128<Float16, false, TreeRows<Int4Params, 200>>(p);
+}
+extern "C" __global__ void __launch_bounds__(CODED_THREADS, 1) attention_int4_verify128_tree_bf16(const __grid_constant__ Int4Params p) {
+    attention_int4_verify128<Bfloat16, true, TreeRows<Int4Params, 200>>(p);
+}
