@@ -316,14 +316,16 @@ __device__ inline void prefetch_likely_list(const AttentionParams &p, uint32 cta
     if (lane == 1) prefetch(p.counts.at(item.seq, item.position, item.head));
 }
 
-template <typename Type, bool IS_BFLOAT16, typename Rows>
-__device__ inline void attention_verify128(const AttentionParams &p) {
-    extern __shared__ __align__(1024) char shared[];
-    __shared__ VerifyShared s;
-    __shared__ uint32 words[WARP];
-    const uint32 word = request_parameters(p);
+struct InCluster {
+    uint32 rank, ctas;
+};
+
+// What a CTA does first: it reads the parameters, opens the barriers and finds its share.
+template <typename Parameters>
+__device__ inline InCluster begin_verify(const Parameters &all, const AttentionParams &p, VerifyShared &s, uint32 (&words)[WARP], uint32 arrivals) {
+    const uint32 word = request_parameters(all);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    s.open(p, GROUP_THREADS + STAGE_TILES);
+    s.open(p, arrivals);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas();
     allow_next_kernel();
     if (threadIdx.x < WARP && p.ids.data) prefetch_likely_list(p, ctas);
@@ -334,6 +336,15 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
         if (threadIdx.x == 0) s.cta_share = found;
     }
     __syncthreads();
+    return {rank, ctas};
+}
+
+template <typename Type, bool IS_BFLOAT16, typename Rows>
+__device__ inline void attention_verify128(const AttentionParams &p) {
+    extern __shared__ __align__(1024) char shared[];
+    __shared__ VerifyShared s;
+    __shared__ uint32 words[WARP];
+    const auto [rank, ctas] = begin_verify(p, p, s, words, GROUP_THREADS + STAGE_TILES);
     const CtaShare &cta_share = s.cta_share;
     // A CTA without a share goes the same way: the cluster's other CTAs wait for what it sends.
     const WorkItem item = work_item_of(p, cta_share.item);

@@ -10,7 +10,6 @@
 // have tokens of 16 bits come by the same ring; in the first round these tokens do not count, in the second one coded tokens do not.
 //
 //   Bytes of a stage: 8.3 KiB, some 430 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles and 16.
-//   Measured on an H200: a stage takes a CTA some 2300 cycles, and one of its warpgroups 2650, in which products and softmax wait for each other.
 //
 // A lane widens 64 channels of a token. Of eight codes it takes two at a time that are four apart, so that eight channels lie in the order
 // 0 4 1 5 2 6 3 7, in keys, values, turned queries and O.
@@ -408,20 +407,8 @@ __device__ inline void attention_int4_verify128(const Int4Params &coded) {
     __shared__ CodedShared c;
     __shared__ uint32 words[WARP];
     const AttentionParams &p = coded.to;
-    const uint32 word = request_parameters(coded);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     if (threadIdx.x < NOTED / WARP) c.exact[threadIdx.x] = 0;
-    s.open(p, COPY_WARPS);
-    const uint32 rank = cluster_rank(), ctas = cluster_ctas();
-    allow_next_kernel();
-    if (threadIdx.x < WARP && p.ids.data) prefetch_likely_list(p, ctas);
-    wait_for_previous_kernel();
-    if (threadIdx.x < WARP) {
-        const uint32 number = blockIdx.x / ctas;
-        const CtaShare found = p.cta_shares ? reinterpret_cast<const CtaShare *>(p.cta_shares)[number] : find_share(p, number);
-        if (threadIdx.x == 0) s.cta_share = found;
-    }
-    __syncthreads();
+    const auto [rank, ctas] = begin_verify(coded, p, s, words, COPY_WARPS);
     const CtaShare &cta_share = s.cta_share;
     const WorkItem item = work_item_of(p, cta_share.item);
     const Reach reach = Rows::reach_of(p, item, Reach::of(p, item, cta_share.length, cta_share.queries));
