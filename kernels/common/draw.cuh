@@ -146,6 +146,23 @@ template <uint32 TYPE> __device__ inline uint32 none_bits(bool is_weights) {
     return is_weights ? 0 : TYPE == FLOAT32 ? 0xff800000 : TYPE == FLOAT16 ? 0xfc00 : 0xff80;
 }
 
+// The larger numbers of two words; NaN where one of them is.
+template <uint32 TYPE> __device__ inline uint32 larger(uint32 a, uint32 b) {
+    if (TYPE == FLOAT32) asm("max.NaN.f32 %0, %0, %1;" : "+r"(a) : "r"(b));
+    else if (TYPE == FLOAT16) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    else asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+    return a;
+}
+// The largest number of some words; NaN if there is one.
+template <uint32 TYPE, uint32 WORDS> __device__ inline float largest_of(const uint32 (&words)[WORDS]) {
+    uint32 best = words[0];
+#pragma unroll
+    for (uint32 n = 1; n < WORDS; ++n) best = larger<TYPE>(best, words[n]);
+    if (TYPE == FLOAT32) return __uint_as_float(best);
+    return TYPE == FLOAT16 ? larger_or_nan(widen_float16(best & 0xffff), widen_float16(best >> 16))
+                           : larger_or_nan(__uint_as_float(best << 16), __uint_as_float(best & 0xffff0000));
+}
+
 // Eight neighbouring numbers as they lie in memory.
 template <uint32 TYPE> struct Strip {
     static constexpr uint32 BYTES = TYPE == FLOAT32 ? 4 : 2, WORDS = STRIP * BYTES / 4;
@@ -190,7 +207,7 @@ template <uint32 TYPE> struct Strip {
     // Makes each number the larger of two; NaN stays.
     __device__ void raise(const Strip &other) {
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; ++n) words[n] = larger(words[n], other.words[n]);
+        for (uint32 n = 0; n < WORDS; ++n) words[n] = larger<TYPE>(words[n], other.words[n]);
     }
     __device__ float at(uint32 e) const {
         if (TYPE == FLOAT32) return __uint_as_float(words[e]);
@@ -207,23 +224,7 @@ template <uint32 TYPE> struct Strip {
         for (uint32 e = 0; e < STRIP; ++e) x[e] = at(e);
     }
     // NaN if there is one.
-    __device__ float largest() const {
-        uint32 best = words[0];
-#pragma unroll
-        for (uint32 n = 1; n < WORDS; ++n) best = larger(best, words[n]);
-        if (TYPE == FLOAT32) return __uint_as_float(best);
-        return TYPE == FLOAT16 ? larger_or_nan(widen_float16(best & 0xffff), widen_float16(best >> 16))
-                               : larger_or_nan(__uint_as_float(best << 16), __uint_as_float(best & 0xffff0000));
-    }
-
-private:
-    // The larger numbers of two words; NaN where one of them is.
-    __device__ static uint32 larger(uint32 a, uint32 b) {
-        if (TYPE == FLOAT32) asm("max.NaN.f32 %0, %0, %1;" : "+r"(a) : "r"(b));
-        else if (TYPE == FLOAT16) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-        else asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-        return a;
-    }
+    __device__ float largest() const { return largest_of<TYPE>(words); }
 };
 
 // Loads a strip of any type and makes it float32, in two steps so that several are in flight together.
@@ -251,6 +252,22 @@ private:
         return made;
     }
 };
+
+// The token of a strip, from 0, for what is left of the target: the first whose weight takes the sum beyond it, or the last that has a weight. The
+// numbers become weights.
+__device__ inline uint32 pick_token(float (&x)[STRIP], const Scale &scale, float m, uint64 left) {
+    scale.weigh(x, m);
+    float sum = 0.0f;
+    uint32 some = 0, beyond = 0;
+#pragma unroll
+    for (uint32 e = 0; e < STRIP; ++e) {
+        sum = __fadd_rn(sum, x[e]);
+        some |= uint32(x[e] > 0.0f) << e;
+        beyond |= uint32(__float2ull_rz(__fmul_rn(sum, ONE)) > left) << e;
+    }
+    const uint32 found = some & beyond;
+    return found ? __ffs(found) - 1 : some ? 31 - __clz(some) : 0;
+}
 
 // A thread's numbers of a segment, as they lie in memory.
 struct StoredNumbers {
@@ -300,81 +317,48 @@ struct Numbers {
     }
     // The sum of strip h.
     __device__ uint64 sum(uint32 h, const Scale &scale, float m) const { return scale.sum(x[h], m); }
-    // The token of strip h, from 0, for what is left of the target.
-    __device__ uint32 pick(uint32 h, const Scale &scale, float m, uint64 left) const {
-        float sum = 0.0f;
-        uint32 last = 0;
-        bool found = false;
-        float weights[STRIP];
-#pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e) weights[e] = x[h][e];
-        scale.weigh(weights, m);
-#pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e) {
-            const float w = weights[e];
-            if (found || !(w > 0.0f)) continue;
-            sum = __fadd_rn(sum, w), last = e;
-            found = __float2ull_rz(__fmul_rn(sum, ONE)) > left;
-        }
-        return last;
-    }
 };
 
 // --- reductions of a CTA: each begins with a barrier, after which what it uses is its own ----------------------------------------
 
 struct DrawShared {
-    uint64 wide[DRAW_WARPS], strips[STRIPS][DRAW_WARPS];
+    alignas(16) uint64 wide[DRAW_WARPS];
+    uint64 strips[STRIPS][DRAW_WARPS];
     uint32 word[DRAW_WARPS];
     uint32 segment, token;
     uint64 target;
     bool is_last;
 };
 
-__device__ inline float cta_largest(DrawShared &shared, float value) {
-    const uint32 key = __reduce_max_sync(FULL_WARP, key_of(value));
-    __syncthreads();
-    if (threadIdx.x % WARP == 0) shared.word[threadIdx.x / WARP] = key;
-    __syncthreads();
-    uint32 best = 0;
-#pragma unroll
-    for (uint32 w = 0; w < DRAW_WARPS; ++w) best = max(best, shared.word[w]);
-    return number_of(best);
-}
-__device__ inline uint32 cta_min(DrawShared &shared, uint32 value) {
-    value = __reduce_min_sync(FULL_WARP, value);
+// Loops over what warps have left would load one after the other: a lane loads what one of them has.
+__device__ inline uint32 cta_max(DrawShared &shared, uint32 value) {
+    value = __reduce_max_sync(FULL_WARP, value);
     __syncthreads();
     if (threadIdx.x % WARP == 0) shared.word[threadIdx.x / WARP] = value;
     __syncthreads();
-    uint32 least = 0xffffffffu;
-#pragma unroll
-    for (uint32 w = 0; w < DRAW_WARPS; ++w) least = min(least, shared.word[w]);
-    return least;
+    return __reduce_max_sync(FULL_WARP, shared.word[threadIdx.x % DRAW_WARPS]);
 }
+__device__ inline float cta_largest(DrawShared &shared, float value) { return number_of(cta_max(shared, key_of(value))); }
+__device__ inline uint32 cta_min(DrawShared &shared, uint32 value) { return ~cta_max(shared, ~value); }
 __device__ inline uint32 cta_or(DrawShared &shared, uint32 value) {
     value = __reduce_or_sync(FULL_WARP, value);
     __syncthreads();
     if (threadIdx.x % WARP == 0) shared.word[threadIdx.x / WARP] = value;
     __syncthreads();
-    uint32 all = 0;
-#pragma unroll
-    for (uint32 w = 0; w < DRAW_WARPS; ++w) all |= shared.word[w];
-    return all;
+    return __reduce_or_sync(FULL_WARP, shared.word[threadIdx.x % DRAW_WARPS]);
 }
-// The sum over a warp of numbers below 2^49.
+// The sum over a warp, below 2^56.
 __device__ inline uint64 warp_sum(uint64 value) {
     const uint32 low = uint32(value) & 0xffffffu, high = uint32(value >> 24);
     return (uint64(__reduce_add_sync(FULL_WARP, high)) << 24) + __reduce_add_sync(FULL_WARP, low);
 }
-// The sum over the CTA of numbers below 2^49.
+// The sum over the CTA, below 2^56.
 __device__ inline uint64 cta_sum(DrawShared &shared, uint64 value) {
     value = warp_sum(value);
     __syncthreads();
     if (threadIdx.x % WARP == 0) shared.wide[threadIdx.x / WARP] = value;
     __syncthreads();
-    uint64 total = 0;
-#pragma unroll
-    for (uint32 w = 0; w < DRAW_WARPS; ++w) total += shared.wide[w];
-    return total;
+    return warp_sum(threadIdx.x % WARP < DRAW_WARPS ? shared.wide[threadIdx.x % WARP] : 0);
 }
 // The sum over the lanes up to and including this one.
 __device__ inline uint64 warp_sum_through(uint64 value) {
@@ -396,9 +380,10 @@ __device__ inline uint64 cta_sum_before(DrawShared &shared, uint64 value, uint64
     total = 0;
     uint64 before = sum - value;
 #pragma unroll
-    for (uint32 w = 0; w < DRAW_WARPS; ++w) {
-        if (w < warp) before += shared.wide[w];
-        total += shared.wide[w];
+    for (uint32 w = 0; w < DRAW_WARPS; w += 2) {
+        const ulonglong2 two = *reinterpret_cast<const ulonglong2 *>(shared.wide + w);
+        before += (w < warp ? two.x : 0) + (w + 1 < warp ? two.y : 0);
+        total += two.x + two.y;
     }
     return before;
 }
@@ -466,35 +451,45 @@ __device__ inline uint32 draw_inside(DrawShared &shared, const Source &source, c
         for (uint32 h = 0; h < STRIPS; ++h) shared.strips[h][warp] = through[h];
     }
     __syncthreads();
-    uint64 all = 0;  // of the strips with lower h
+    static_assert(STRIPS * DRAW_WARPS <= WARP);
+    const uint64 mine = lane < STRIPS * DRAW_WARPS ? shared.strips[lane / DRAW_WARPS][lane % DRAW_WARPS] : 0;
+    uint32 holder = STRIPS;
+    uint64 left = 0;
+    float x[STRIP] = {};
 #pragma unroll
     for (uint32 h = 0; h < STRIPS; ++h) {
-        uint64 before = all + through[h] - sum[h];
+        const uint64 before = warp_sum(lane < h * DRAW_WARPS + warp ? mine : 0) + through[h] - sum[h];
+        if (target < before || before + sum[h] <= target) continue;
+        holder = h, left = target - before;
 #pragma unroll
-        for (uint32 w = 0; w < DRAW_WARPS; ++w) {
-            const uint64 other = shared.strips[h][w];
-            if (w < warp) before += other;
-            all += other;
-        }
-        if (before <= target && target < before + sum[h]) shared.token = s * SEGMENT + Numbers::place(h) + numbers.pick(h, scale, m, target - before);
+        for (uint32 e = 0; e < STRIP; ++e) x[e] = numbers.x[h][e];
     }
+    if (holder < STRIPS) shared.token = s * SEGMENT + Numbers::place(holder) + pick_token(x, scale, m, left);
     __syncthreads();
     return shared.token;
 }
 
-// The token for a random number below 2^53. Thread s has segment s.
-template <typename Source>
-__device__ inline uint32 draw(DrawShared &shared, const Source &source, const SegmentSum &segment, const Scale &scale, uint64 number) {
-    uint64 before, share;
-    if (threadIdx.x == 0) shared.segment = 0;
-    const RowSum row = sum_of_row(shared, segment, scale, before, share);
+// Leaves in `shared` what a random number below 2^53 draws: the segment, its largest number in word[0], and the target in it. Thread s has
+// segment s, its share of the row, and what precedes that.
+__device__ inline void draw_segment(DrawShared &shared, const SegmentSum &segment, const Scale &scale, const RowSum &row, uint64 before, uint64 share,
+                                    uint64 number) {
     const uint64 at = target_of(number, row.total);
+    __syncthreads();
+    if (threadIdx.x == 0) shared.segment = 0;
+    __syncthreads();
     if (before <= at && at < before + share) {
         shared.segment = threadIdx.x;
         shared.target = target_inside(segment, scale, row.largest, at - before);
         shared.word[0] = __float_as_uint(segment.largest);
     }
     __syncthreads();
+}
+// The token for a random number below 2^53. Thread s has segment s.
+template <typename Source>
+__device__ inline uint32 draw(DrawShared &shared, const Source &source, const SegmentSum &segment, const Scale &scale, uint64 number) {
+    uint64 before, share;
+    const RowSum row = sum_of_row(shared, segment, scale, before, share);
+    draw_segment(shared, segment, scale, row, before, share, number);
     return draw_inside(shared, source, scale, shared.segment, __uint_as_float(shared.word[0]), shared.target);
 }
 

@@ -7,31 +7,30 @@
 //
 //   [min-p] ── top-k: collect ── [digits] ── top-p: [mass ── collect] ── [digits] ── sums of segments
 //
-// A pass over the row costs a warp some thousand cycles for each group that it reads, one after the other: it does little with a candidate but keep it.
-// What follows from candidates is computed by a thread for each of them, or for each of their strips. All passes are made at one place of the code.
+// A row has few warps, and each waits for one step after the other: what reads much does little, loads go before what they are for, and what follows
+// from candidates is computed by some lanes for each of them, or a thread for each of their strips. All passes are made at one place of the code.
 #pragma once
 
 #include "common/draw.cuh"
 
 constexpr uint32 GROUP = WARP * STRIP, GROUPS = SEGMENT / GROUP, MOST_GROUPS = MOST_SEGMENTS * GROUPS;
 constexpr uint32 MOST_CANDIDATES = 1024, MOST_STRIPS = DRAW_THREADS, DIGITS = 2048;
-constexpr uint32 FEW_GROUPS = 8;  // that a warp asks the L1 cache for
+constexpr uint32 FOURS = 6;  // loads of 16 bytes that a lane has in flight when it looks for candidates
 
 struct Candidates {
-    uint32 key[MOST_CANDIDATES];
-    uint64 mass[MOST_CANDIDATES];
-    // The strips that they lie in: the first token of each, and the numbers of each, MOST_STRIPS apart.
-    uint32 first[MOST_STRIPS];
-    float number[STRIP][MOST_STRIPS];
+    alignas(16) uint32 key[MOST_CANDIDATES];
+    alignas(16) uint64 mass[MOST_CANDIDATES];  // once the bound is known, the first ones are sums of strips
+    uint32 strip[MOST_CANDIDATES];             // the first token of each strip that may have some
+    float number[STRIP][MOST_STRIPS];          // of the first strips, without what is dropped
 };
 
 struct FilterShared {
-    uint32 group[MOST_GROUPS];  // keys of the groups' largest numbers
+    alignas(16) uint32 group[MOST_GROUPS];  // keys of the groups' largest numbers
     union {
         Candidates candidate;
         uint32 count[2][DIGITS];  // low and high words
     };
-    uint32 candidate_count, strip_count;
+    uint32 candidate_count, strip_count, open_count;
     uint64 counts[2][DRAW_WARPS];
     SegmentSum segment[MOST_SEGMENTS];
 };
@@ -50,7 +49,7 @@ template <typename Source> struct Filter {
     Source &source;
     Kept &kept;
     float none;
-    uint32 groups;
+    uint32 groups, group_words;  // groups, and their keys with those past the last one, which are 0
     uint32 least;      // key of the smallest number that can be drawn, or more
     uint32 from;       // the key from which on the pass reads groups
     bool wants_mass;   // the bound is wanted for a mass, and not for a number of tokens
@@ -61,27 +60,19 @@ template <typename Source> struct Filter {
 
     __device__ Filter(DrawShared &draw, FilterShared &shared, Source &source)
         : draw(draw), shared(shared), source(source), kept(source.kept), none(source.scale.none()), groups((source.row.tokens + GROUP - 1) / GROUP),
+          group_words((groups + DRAW_THREADS - 1) / DRAW_THREADS * DRAW_THREADS),
           least(key_of(none) + 1), from(least), wants_mass(false), is_complete(false), wanted(0), mass(0), key(0), known(0), place(0) {}
 
     // --- one pass over the row -------------------------------------------------------------------------------------------------------
 
-    // Asks the L1 cache for a group, so that the latencies of several overlap.
-    __device__ void prefetch_group(uint32 group) const {
-        const Row &row = source.row;
-        if (!row.is_adjacent) return;
-        const uint32 bytes = row.type == FLOAT32 ? 4 : 2, end = min(group * GROUP + GROUP, row.tokens);
-#pragma unroll 1
-        for (uint32 token = group * GROUP; token < end; token += 128 / bytes)
-            asm volatile("prefetch.global.L1 [%0];" ::"l"(row.data + uint64(token) * bytes));
-    }
     // Hands each strip of the groups that have a key from `from` on to visit(), without what is dropped by now.
     __device__ void scan(Pass pass) {
+        if (pass == COLLECT) return collect();
         const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll 1
         for (uint32 base = warp; base < groups; base += WARP * DRAW_WARPS) {
             const uint32 mine = base + lane * DRAW_WARPS;
             uint32 open = __ballot_sync(FULL_WARP, mine < groups && shared.group[mine] >= from), group = MOST_GROUPS;
-            if (open >> lane & 1 && __popc(open) <= FEW_GROUPS) prefetch_group(mine);
             AnyStrip strip = {};
             // The next group loads while this one is visited.
 #pragma unroll 1
@@ -101,21 +92,89 @@ template <typename Source> struct Filter {
         }
     }
     __device__ uint64 mass_of(float x) const { return __float2ull_rz(__fmul_rn(kept.scale.weight(x, kept.largest), ONE)); }
-    // Keeps a strip that has candidates.
-    __device__ void collect(uint32 group, const float (&x)[STRIP]) {
-        uint32 mine = 0;
-#pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e) mine += key_of(x[e]) >= from;
-        uint32 at = atomicAdd(&shared.candidate_count, mine);
-        const uint32 strip = atomicAdd(&shared.strip_count, 1);
-        if (strip < MOST_STRIPS) {
-            shared.candidate.first[strip] = group * GROUP + threadIdx.x % WARP * STRIP;
-#pragma unroll
-            for (uint32 e = 0; e < STRIP; ++e) shared.candidate.number[e][strip] = x[e];
+    // The key of the largest of 16 bytes of numbers, of what can be drawn or not.
+    __device__ uint32 key_of_four(const uint4 &four) const {
+        const uint32 words[] = {four.x, four.y, four.z, four.w};
+        if (source.row.type == FLOAT16) return key_of(largest_of<FLOAT16>(words));
+        return key_of(source.row.type == FLOAT32 ? largest_of<FLOAT32>(words) : largest_of<BFLOAT16>(words));
+    }
+    __device__ void note_strip(uint32 first) {
+        const uint32 at = atomicAdd(&shared.strip_count, 1);
+        if (at < MOST_CANDIDATES) shared.candidate.strip[at] = first;
+    }
+    // Notes the strips that have a number from `from` on, of what can be drawn or not, and one that the row's end cuts.
+    __device__ void find_strips() {
+        const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+        const Row &row = source.row;
+        const bool is_wide = row.type == FLOAT32;
+        // The groups that have one, in any order, so that warps have as many of them each.
+        uint32 *const open = reinterpret_cast<uint32 *>(shared.candidate.mass);
+        for (uint32 n = threadIdx.x; n < group_words; n += DRAW_THREADS) {
+            if (shared.group[n] < from) continue;
+            const uint32 at = atomicAdd(&shared.open_count, 1);
+            if (at < MOST_CANDIDATES) open[at] = n;
         }
+        __syncthreads();
+        const uint32 count = shared.open_count;
+        if (count > MOST_CANDIDATES) {
+            if (threadIdx.x == 0) shared.strip_count = MOST_CANDIDATES + 1;
+            return;
+        }
+        // The lane's strip of an open group; past the last one the row has nothing.
+        const auto strip_of = [&](uint32 n) { return n < count ? open[n] * GROUP + lane * STRIP : row.tokens; };
+#pragma unroll 1
+        for (uint32 n = warp; n < count && !row.is_adjacent; n += DRAW_WARPS) {
+            const uint32 first = strip_of(n);
+            AnyStrip strip;
+            float x[STRIP];
+            strip.load(row, first, source.scale.is_weights);
+            strip.widen(row.type, x);
+            float largest = x[0];
 #pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e)
-            if (key_of(x[e]) >= from && at < MOST_CANDIDATES) shared.candidate.key[at++] = key_of(x[e]);
+            for (uint32 e = 1; e < STRIP; ++e) largest = larger_or_nan(largest, x[e]);
+            if (first < row.tokens && key_of(largest) >= from) note_strip(first);
+        }
+        // A strip is one load of 16 bytes or two.
+        const uint32 at_once = is_wide ? FOURS / 2 : FOURS;
+#pragma unroll 1
+        for (uint32 begin = warp; begin < count && row.is_adjacent; begin += at_once * DRAW_WARPS) {
+            uint4 four[FOURS];
+            uint32 first[FOURS];
+#pragma unroll
+            for (uint32 n = 0; n < FOURS; ++n) {
+                first[n] = strip_of(begin + (is_wide ? n / 2 : n) * DRAW_WARPS);
+                four[n] = {};
+                if (first[n] + STRIP <= row.tokens)
+                    four[n] = as<uint4>(row.data + (is_wide ? uint64(first[n]) * 4 + n % 2 * 16 : uint64(first[n]) * 2));
+            }
+#pragma unroll
+            for (uint32 n = 0; n < FOURS; ++n) {
+                if (is_wide && n % 2) continue;
+                uint32 key = key_of_four(four[n]);
+                if (is_wide) key = max(key, key_of_four(four[n | 1]));
+                if (first[n] < row.tokens && (key >= from || first[n] + STRIP > row.tokens)) note_strip(first[n]);
+            }
+        }
+    }
+    // Keeps the candidates of the strips that were found: a lane has one number.
+    __device__ void take_candidates() {
+        const uint32 strips = shared.strip_count, e = threadIdx.x % STRIP;
+        if (strips > MOST_CANDIDATES && threadIdx.x == 0) shared.candidate_count = MOST_CANDIDATES + 1;
+#pragma unroll 1
+        for (uint32 n = threadIdx.x / STRIP; n < strips && strips <= MOST_CANDIDATES; n += DRAW_THREADS / STRIP) {
+            const uint32 token = shared.candidate.strip[n] + e;
+            float x = token < source.row.tokens ? source.number(token) : none;
+            if (kept.drops(x)) x = none;
+            if (n < MOST_STRIPS) shared.candidate.number[e][n] = x;
+            if (key_of(x) < from) continue;
+            const uint32 at = atomicAdd(&shared.candidate_count, 1);
+            if (at < MOST_CANDIDATES) shared.candidate.key[at] = key_of(x);
+        }
+    }
+    __device__ void collect() {
+        find_strips();
+        __syncthreads();
+        take_candidates();
     }
     __device__ void visit(Pass pass, uint32 group, const float (&x)[STRIP]) {
         if (pass == SUM_SEGMENTS) {
@@ -133,7 +192,6 @@ template <typename Source> struct Filter {
             return;
         }
         if (best < from) return;
-        if (pass == COLLECT) return collect(group, x);
 #pragma unroll
         for (uint32 e = 0; e < STRIP; ++e) {
             const uint32 number = key_of(x[e]);
@@ -151,23 +209,25 @@ template <typename Source> struct Filter {
 
     // --- keys ------------------------------------------------------------------------------------------------------------------------
 
-    // The largest key from low to high, whose bits below `last` count as 0, that has as much as is wanted. Low has it. `count(key)` gives a lane's
-    // part of what a key has: each warp asks about one of eight keys, so that a barrier is for three bits.
-    template <typename Count> __device__ uint32 bisect(uint32 low, uint32 high, uint32 last, const Count &count) const {
+    // The largest key from low to high, whose bits below `last` count as 0, that has as much as is wanted, or a lower one that has no more than
+    // `enough`. Low has what is wanted. `count(key)` gives a lane's part of what a key has: each warp asks about one of eight keys, so that a
+    // barrier is for three bits.
+    template <typename Count> __device__ uint32 bisect(uint32 low, uint32 high, uint32 last, uint64 enough, const Count &count) const {
         static_assert(DRAW_WARPS == 8);
         const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, bits = 32 - __clz(low ^ high);
         uint32 found = bits < 32 ? high >> bits << bits : 0;
+        uint64 has = ~uint64(0);
 #pragma unroll 1
-        for (uint32 bit = bits, turn = 0; bit > last; ++turn) {
+        for (uint32 bit = bits, turn = 0; bit > last && has > enough; ++turn) {
             const uint32 digits = min(bit - last, 3u);
             bit -= digits;
             const uint64 sum = warp_sum(warp >> digits ? 0 : count(found | warp << bit));
             if (lane == 0) shared.counts[turn % 2][warp] = sum;
             __syncthreads();
-            uint32 digit = 0;
-#pragma unroll
-            for (uint32 w = 1; w < DRAW_WARPS; ++w)
-                if (!(w >> digits) && shared.counts[turn % 2][w] >= wanted) digit = w;
+            // What a key has falls from digit to digit.
+            const uint64 had = lane && !(lane >> digits) ? shared.counts[turn % 2][lane] : 0;
+            const uint32 digit = __popc(__ballot_sync(FULL_WARP, had >= wanted));
+            if (digit) has = __shfl_sync(FULL_WARP, had, digit);
             found |= digit << bit;
         }
         __syncthreads();
@@ -180,33 +240,50 @@ template <typename Source> struct Filter {
     // A lane's part of what the candidates from a key on have.
     __device__ uint64 had_from(uint32 key) const {
         uint64 sum = 0;
-#pragma unroll 4
-        for (uint32 n = threadIdx.x % WARP; n < shared.candidate_count; n += WARP) sum += had_by(n, key);
+#pragma unroll 1
+        for (uint32 n = threadIdx.x % WARP * 4; n < shared.candidate_count; n += 4 * WARP) sum += had_by_four(n, key);
         return sum;
     }
-    __device__ uint64 had_by(uint32 n, uint32 key) const {
-        const uint64 has = wants_mass ? shared.candidate.mass[n] : 1;
-        return shared.candidate.key[n] >= key ? has : 0;
+    __device__ static uint4 fours(const uint32 *words, uint32 n) { return *reinterpret_cast<const uint4 *>(words + n); }
+    // What four candidates from n on have.
+    __device__ uint64 had_by_four(uint32 n, uint32 key) const {
+        const uint4 keys = fours(shared.candidate.key, n);
+        ulonglong2 low = {1, 1}, high = {1, 1};
+        if (wants_mass) {
+            low = *reinterpret_cast<const ulonglong2 *>(shared.candidate.mass + n);
+            high = *reinterpret_cast<const ulonglong2 *>(shared.candidate.mass + n + 2);
+        }
+        return (keys.x >= key ? low.x : 0) + (keys.y >= key ? low.y : 0) + (keys.z >= key ? high.x : 0) + (keys.w >= key ? high.y : 0);
     }
     // The bound among the candidates, of which those from `bound` on have what is wanted.
     __device__ float bound_among_candidates(uint32 bound) const {
-        if (shared.candidate_count > DRAW_THREADS)
-            return bound_of(bisect(from, key_of(kept.largest), last_bit(), [&](uint32 key) { return had_from(max(key, bound)); }));
-        uint32 mine = 0;
-        if (threadIdx.x < shared.candidate_count) {
-            mine = shared.candidate.key[threadIdx.x];
-            uint64 sum = 0;
-#pragma unroll 4
-            for (uint32 n = 0; n < shared.candidate_count; ++n) sum += had_by(n, mine);
-            if (sum < wanted) mine = 0;
-        }
+        const uint32 count = shared.candidate_count;
+        if (count > DRAW_THREADS)
+            return bound_of(bisect(from, key_of(kept.largest), last_bit(), 0, [&](uint32 key) { return had_from(max(key, bound)); }));
+        // Some lanes for each candidate.
+        uint32 lanes = 1;
+        while (lanes < WARP && count * lanes * 2 <= DRAW_THREADS) lanes *= 2;
+        const uint32 own = threadIdx.x / lanes;
+        uint32 mine = own < count ? shared.candidate.key[own] : 0;
+        uint64 sum = 0;
+#pragma unroll 1
+        for (uint32 n = (threadIdx.x & (lanes - 1)) * 4; n < count; n += 4 * lanes) sum += had_by_four(n, mine);
+#pragma unroll 1
+        for (uint32 step = 1; step < lanes; step *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, step);
+        if (sum < wanted) mine = 0;
         return number_of(~cta_min(draw, ~mine));
     }
     __device__ void weigh_candidates() {
         for (uint32 n = threadIdx.x; n < shared.candidate_count; n += DRAW_THREADS)
             shared.candidate.mass[n] = mass_of(number_of(shared.candidate.key[n]));
     }
-    __device__ bool has_all_candidates() const { return shared.candidate_count <= MOST_CANDIDATES; }
+    // Whether all candidates are here. Those past the last one then have nothing, so that loops go through several at a time.
+    __device__ bool close_candidates() const {
+        const uint32 count = shared.candidate_count, n = threadIdx.x;
+        if (count > MOST_CANDIDATES) return false;
+        if (n < DRAW_THREADS - count % DRAW_THREADS && count + n < MOST_CANDIDATES) shared.candidate.key[count + n] = 0;
+        return true;
+    }
 
     // --- steps: each says which pass it needs, and leaves the step that follows ------------------------------------------------------
 
@@ -219,12 +296,16 @@ template <typename Source> struct Filter {
     // As many groups as there are tokens wanted have a number from here on.
     __device__ uint32 guess_for_top_k() const {
         const auto count = [&](uint32 key) {
-            uint32 sum = 0;
-#pragma unroll 8
-            for (uint32 n = threadIdx.x % WARP; n < groups; n += WARP) sum += shared.group[n] >= key;
-            return uint64(sum);
+            uint4 sum = {};
+#pragma unroll 1
+            for (uint32 n = threadIdx.x % WARP * 4; n < group_words; n += 2 * 4 * WARP) {
+                const uint4 a = fours(shared.group, n), b = fours(shared.group, n + 4 * WARP);
+                sum.x += (a.x >= key) + (b.x >= key), sum.y += (a.y >= key) + (b.y >= key);
+                sum.z += (a.z >= key) + (b.z >= key), sum.w += (a.w >= key) + (b.w >= key);
+            }
+            return uint64(sum.x + sum.y + sum.z + sum.w);
         };
-        return max(bisect(0, 0xffffffffu, 16, count), least);
+        return max(bisect(0, 0xffffffffu, 16, wanted + wanted / 4 + 8, count), least);
     }
     // What has less than this has in all less than may be dropped. NaN where it is not known.
     __device__ float guess_for_top_p(uint64 all) const {
@@ -269,19 +350,58 @@ template <typename Source> struct Filter {
         shared.segment[s] = {best >= from ? number_of(best) : none, 0};
     }
     __device__ void sum_strips() {
-        if (threadIdx.x >= shared.strip_count) return;
+        const uint32 n = threadIdx.x;
+        if (n >= shared.strip_count) return;
         float x[STRIP];
 #pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e) x[e] = shared.candidate.number[e][threadIdx.x];
+        for (uint32 e = 0; e < STRIP; ++e) x[e] = shared.candidate.number[e][n];
         kept.apply(x, none);
-        SegmentSum &segment = shared.segment[shared.candidate.first[threadIdx.x] / SEGMENT];
-        if (segment.largest > none) atomicAdd(&segment.sum, source.scale.sum(x, segment.largest));
+        SegmentSum &segment = shared.segment[shared.candidate.strip[n] / SEGMENT];
+        const uint64 sum = segment.largest > none ? source.scale.sum(x, segment.largest) : 0;
+        shared.candidate.mass[n] = sum;
+        if (sum) atomicAdd(&segment.sum, sum);
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e) shared.candidate.number[e][n] = x[e];
+    }
+
+    // --- after run() -----------------------------------------------------------------------------------------------------------------
+
+    // Whether all that stays lies in strips that are at hand.
+    __device__ bool has_strips() const { return is_complete && shared.strip_count <= MOST_STRIPS; }
+    // The token of a segment for a target below the segment's sum, as draw_inside gives it.
+    __device__ uint32 draw_from_strips(uint32 s, float m, uint64 target) const {
+        const uint32 n = threadIdx.x, first = n < shared.strip_count ? shared.candidate.strip[n] : 0xffffffff;
+        const bool is_in = first / SEGMENT == s;
+        if (n == 0) draw.token = s * SEGMENT, shared.candidate_count = 0;
+        __syncthreads();
+        // The segment's strips, in any order. None is out of bounds, whatever changes during the call.
+        if (is_in) {
+            const uint32 at = atomicAdd(&shared.candidate_count, 1);
+            if (at < MOST_STRIPS) shared.candidate.key[at] = n;
+        }
+        __syncthreads();
+        if (is_in) {
+            uint64 before = 0;
+#pragma unroll 1
+            for (uint32 k = 0; k < min(shared.candidate_count, MOST_STRIPS); ++k) {
+                const uint32 other = min(shared.candidate.key[k], MOST_STRIPS - 1);
+                if (shared.candidate.strip[other] < first) before += shared.candidate.mass[other];
+            }
+            if (before <= target && target < before + shared.candidate.mass[n]) {
+                float x[STRIP];
+#pragma unroll
+                for (uint32 e = 0; e < STRIP; ++e) x[e] = shared.candidate.number[e][n];
+                draw.token = first + pick_token(x, source.scale, m, target - before);
+            }
+        }
+        __syncthreads();
+        return draw.token;
     }
 
     // Sets the bound of what stays, from the largest number of the row and of its groups, and sums the segments of what stays: thread s gets
     // segment s.
     __device__ SegmentSum run(const uint32 *group_keys) {
-        for (uint32 n = threadIdx.x; n < groups; n += DRAW_THREADS) shared.group[n] = group_keys[n];
+        for (uint32 n = threadIdx.x; n < group_words; n += DRAW_THREADS) shared.group[n] = n < groups ? group_keys[n] : 0;
         const float p = source.top_p();
         const uint32 k = source.top_k();
         Pass pass = COLLECT;
@@ -298,12 +418,12 @@ template <typename Source> struct Filter {
                 wanted = k;
                 reads = k > 0;
                 if (reads) from = guess_for_top_k();
-                if (threadIdx.x == 0) shared.candidate_count = shared.strip_count = 0;
+                if (threadIdx.x == 0) shared.candidate_count = shared.strip_count = shared.open_count = 0;
                 pass = COLLECT, step = k ? TOP_K_COLLECTED : TOP_P;
                 break;
             case TOP_K_COLLECTED:
                 reads = false;
-                is_complete = has_all_candidates() && (shared.candidate_count >= k || from == least);
+                is_complete = close_candidates() && (shared.candidate_count >= k || from == least);
                 step = !is_complete ? DIGIT : shared.candidate_count >= k ? BOUND : TOP_P;
                 break;
             case TOP_P:
@@ -320,13 +440,13 @@ template <typename Source> struct Filter {
                 const float guess = guess_for_top_p(all);
                 reads = !is_complete && guess == guess;
                 if (reads) from = max(key_of(guess), from);
-                if (reads && threadIdx.x == 0) shared.candidate_count = shared.strip_count = 0;
+                if (reads && threadIdx.x == 0) shared.candidate_count = shared.strip_count = shared.open_count = 0;
                 pass = COLLECT, step = is_complete ? TOP_P_WEIGHED : reads ? TOP_P_COLLECTED : DIGIT;
                 break;
             }
             case TOP_P_COLLECTED:
                 reads = false;
-                is_complete = has_all_candidates();
+                is_complete = close_candidates();
                 if (is_complete) weigh_candidates();
                 step = is_complete ? TOP_P_WEIGHED : DIGIT;
                 break;

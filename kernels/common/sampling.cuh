@@ -8,6 +8,7 @@
 
 #include "common/counter.cuh"
 #include "common/filter.cuh"
+#include "common/parameters.cuh"
 #include "common/view.cuh"
 
 // Bits of SamplingParams::flags.
@@ -58,7 +59,7 @@ struct SamplingParams {
     uint32 flags, position_bytes;
     uint32 target_type, draft_type, target_adjacent, draft_adjacent;
     uint32 is_greedy;          // every request
-    uint32 unused;
+    uint32 cta_segments;       // that a CTA has at once, where a cluster takes a row
 
     __device__ float temperature_of(uint32 request) const { return is_greedy ? 0.0f : temperature ? as<float>(temperature.at(request)) : 1.0f; }
     // A random number for a row of a request.
@@ -81,6 +82,13 @@ struct SamplingParams {
         return column < draft_tokens && (!draft_map || as<int32>(draft_map.at(column)) == token);
     }
 };
+
+// What a kernel does first: it asks for its parameters.
+template <typename Params> __device__ inline void begin(const Params &p) {
+    __shared__ uint32 words[WARP];
+    const uint32 word = request_parameters(p);
+    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(uint32(__cvta_generic_to_shared(words + threadIdx.x))), "r"(word) : "memory");
+}
 
 __device__ inline bool is_greedy(float temperature) { return !(temperature >= 1e-5f); }
 
@@ -350,28 +358,43 @@ __device__ inline RowRecord sum_row(const Source &source, const SegmentRecord *r
     return found;
 }
 
-// The same where the row may have filters: they leave records anew. `segment` is that of the thread's number.
-__device__ inline RowRecord sum_filtered_row(DrawShared &shared, FilterShared &filter, Source &source, uint32 n, bool wants_plain, SegmentSum &segment) {
+// The same where the row has filters: they leave records anew. The row's token, too, if `draws`.
+__device__ inline RowRecord decide_filtered_row(DrawShared &shared, FilterShared &filter_shared, Source &source, uint32 n, bool wants_plain, bool draws,
+                                                uint64 number) {
     const uint64 first = uint64(n) * source.p.per_row.value;
     SegmentRecord *records = source.p.segments + first;
     const uint32 segments = source.segments(), s = threadIdx.x;
     SegmentRecord mine = {minus_infinity(), 0, 0, 0, 0};
     if (s < segments) mine = records[s];
+    // No barrier that combines (__syncthreads_or): where settings change during the call, some warps may be at an ordinary one.
     RowRecord found = {cta_largest(shared, mine.largest), minus_infinity(), 0, cta_or(shared, mine.first >> 31), 0, 0};
     if (!(found.largest > source.scale.none())) return row_without_token(found.largest, found.status);
     uint64 before, share;
     if (wants_plain) found.plain_total = sum_of_row(shared, {mine.largest, mine.plain_sum}, source.plain(), before, share).total;
     source.kept.largest = found.largest;
-    segment = Filter<Source>(shared, filter, source).run(source.p.groups + first * GROUPS);
+    Filter<Source> filter(shared, filter_shared, source);
+    const SegmentSum segment = filter.run(source.p.groups + first * GROUPS);
     found.bound = source.kept.bound;
     if (s < segments) records[s].largest = segment.largest, records[s].sum = segment.sum;
-    found.total = sum_of_row(shared, segment, source.scale, before, share).total;
+    const RowSum row = sum_of_row(shared, segment, source.scale, before, share);
+    found.total = row.total;
+    if (!draws) return found;
+    draw_segment(shared, segment, source.scale, row, before, share, number);
+    const float largest = __uint_as_float(shared.word[0]);
+    if (filter.has_strips()) found.token = filter.draw_from_strips(shared.segment, largest, shared.target);
+    else found.token = draw_inside(shared, source, source.scale, shared.segment, largest, shared.target);
     return found;
 }
 
-// The token for a random number below 2^53, from a row that was summed. Each warp finds the segment by itself. `own` is of the first 32 segments.
-__device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row, LaneShare own,
-                                       uint64 number) {
+// What is drawn from a row: a segment, its largest number, and a target below its sum.
+struct Drawn {
+    uint32 segment;
+    float largest;
+    uint64 target;
+};
+
+// What a random number below 2^53 draws from a row that was summed. Each warp finds it by itself. `own` is of the first 32 segments.
+__device__ inline Drawn find_segment(const Source &source, const SegmentRecord *records, const RowSum &row, LaneShare own, uint64 number) {
     const uint32 lane = threadIdx.x % WARP, segments = source.segments();
     const Scale &scale = source.scale;
     const uint64 at = target_of(number, row.total);
@@ -382,13 +405,19 @@ __device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source,
             const uint32 owner = beyond ? __ffs(beyond) - 1 : 0;
             uint64 target = lane == owner ? target_inside(own.segment, scale, row.largest, at - (own.through - own.share)) : 0;
             target = __shfl_sync(FULL_WARP, target, owner);
-            return draw_inside(shared, source, scale, base + owner, __shfl_sync(FULL_WARP, own.segment.largest, owner), target);
+            return {base + owner, __shfl_sync(FULL_WARP, own.segment.largest, owner), target};
         }
         base += WARP;
         own.segment = sum_of(records, base + lane, segments);
         own.share = share_of(own.segment, scale, row.largest);
         own.through = __shfl_sync(FULL_WARP, own.through, WARP - 1) + warp_sum_through(own.share);
     }
+}
+// The token that it draws.
+__device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row,
+                                       const LaneShare &own, uint64 number) {
+    const Drawn drawn = find_segment(source, records, row, own, number);
+    return draw_inside(shared, source, source.scale, drawn.segment, drawn.largest, drawn.target);
 }
 __device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row, uint64 number) {
     const SegmentSum segment = sum_of(records, threadIdx.x % WARP, source.segments());
@@ -402,12 +431,7 @@ template <bool FILTERS>
 __device__ inline RowRecord decide_row(DrawShared &shared, FilterShared *filter, Source &source, uint32 n, bool is_greedy, bool wants_plain,
                                        bool draws, uint64 number) {
     if constexpr (FILTERS) {
-        if (source.filters) {
-            SegmentSum segment;
-            RowRecord found = sum_filtered_row(shared, *filter, source, n, wants_plain, segment);
-            if (draws && !(found.status & NO_TOKEN)) found.token = draw(shared, source, segment, source.scale, number);
-            return found;
-        }
+        if (source.filters) return decide_filtered_row(shared, *filter, source, n, wants_plain, draws && !is_greedy, number);
     }
     const SegmentRecord *records = source.p.segments + uint64(n) * source.p.per_row.value;
     LaneShare own;

@@ -340,6 +340,22 @@ pub fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene
     scene
 }
 
+/// Rows of logits without filters, whose tokens are greedy or coupled, and no log-probabilities.
+pub fn random_plain(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
+    let mut scene = loop {
+        let scene = random(rng, batch, gamma, tokens);
+        if scene.flags == 0 && scene.draft_rows.is_none() {
+            break scene;
+        }
+    };
+    if gamma > 0 {
+        scene.rule = rng.pick(&[VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_GREEDY]);
+    }
+    scene.settings.iter_mut().for_each(|s| *s = Settings { temperature: s.temperature, ..PLAIN });
+    scene.wants_logprobs = false;
+    scene
+}
+
 fn sample_agrees_with_the_formula(backend: &Backend) {
     let (mut sure, mut all) = (0, 0);
     rounds(80, |rng| {

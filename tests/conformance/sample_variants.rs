@@ -1,17 +1,19 @@
-//! vwd_verify_sample by each kernel that records segments, forced: the same tokens as on the CPU, to the bit.
+//! vwd_verify_sample by each of its variants, forced: the same tokens as on the CPU, to the bit.
 
 use crate::Case;
-use crate::sample::{Scene, random};
+use crate::sample::{Scene, random, random_plain};
 use crate::support::*;
 
 pub const CASES: &[Case] = cases![sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu];
 
 fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
-    for (variant, capabilities) in [("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)] {
+    let variants =
+        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
+    for (variant, capabilities) in variants {
         let Some(forced) = backend.forcing(variant, capabilities) else { continue };
         rounds(16, |rng| {
-            let scene = aligned(rng);
+            let scene = if variant == "sample=cluster" { plain(rng) } else { aligned(rng) };
             scene.run(&forced, None).assert_same(scene.run(&cpu, None));
         });
         forced.assert_ran(variant);
@@ -31,15 +33,35 @@ fn aligned(rng: &mut Rng) -> Scene {
         }
     };
     scene.wants_logprobs = rng.one_in(2);
+    hostile(rng, scene, is_flat)
+}
+
+/// What a cluster takes: rows of a segment, and of so many that CTAs have two or four of them, the last one of any length.
+fn plain(rng: &mut Rng) -> Scene {
+    let (batch, gamma) = (rng.size(1..=5), rng.pick(&[0, 1, 4]));
+    let is_flat = rng.one_in(3);
+    let few = if is_flat { [1, 7, 4097, 5003] } else { [8, 4096, 4104, 12_296] };
+    let tokens = match rng.one_in(6) {
+        true => rng.pick(&[131_072, 135_176]),
+        false => rng.pick(&few),
+    };
+    let (batch, gamma) = if tokens > 100_000 { (1, gamma.min(1)) } else { (batch, gamma) };
+    let scene = random_plain(rng, batch, gamma, tokens);
+    hostile(rng, scene, is_flat)
+}
+
+/// The scene with rows at random places, numbers that are none, and rows that nothing can be drawn from.
+fn hostile(rng: &mut Rng, mut scene: Scene, is_flat: bool) -> Scene {
+    let [batch, rows, tokens] = scene.target.shape[..] else { unreachable!("[B, γ+1, V]") };
     if is_flat {
         scene.target_gap = tokens.next_multiple_of(8) - tokens;
-        scene.begin = Some((0..batch as i64).map(|i| i * (gamma as i64 + 1)).collect());
+        scene.begin = Some((0..batch as i64).map(|i| i * rows as i64).collect());
     }
     if rng.one_in(3) {
         scene.target.data.iter_mut().for_each(|x| *x = if rng.one_in(300) { f64::NAN } else { *x });
     }
     if rng.one_in(4) {
-        let row = rng.size(0..=batch * (gamma + 1) - 1) * tokens;
+        let row = rng.size(0..=batch * rows - 1) * tokens;
         scene.target.data[row..row + tokens].fill(f64::NEG_INFINITY);
     }
     scene

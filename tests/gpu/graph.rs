@@ -344,46 +344,52 @@ fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
     });
 }
 
-/// Temperatures, filters, drafts and logits change while calls run: a caller's mistake, which may cost these calls their results. They end,
+/// Temperatures, filters, lengths, drafts and logits change while calls run: a caller's mistake, which may cost these calls their results. They end,
 /// read what is theirs, and leave calls that come later their bits.
 fn sample_ends_though_its_contents_change(backend: &Backend) {
     let (batch, gamma, tokens, plain) = (16, 3, 20_000, Layout::default());
-    for rule in [VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION] {
+    let calls = [(VWD_ACCEPT_COUPLED, true), (VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, true)];
+    for (rule, filters) in calls {
         rounds(1, |rng| {
             let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
-            let scene = Sampling { rule, ..Sampling::new(backend, &logits, &plain) };
+            let scene = Sampling { rule, filters, ..Sampling::new(backend, &logits, &plain) };
             let refill = |rng: &mut Rng| {
                 let column = |rng: &mut Rng, of: &[f64]| Array::from_fn(&[batch], |_| F32.round(rng.pick(of)));
                 scene.draft.refill_ints(&Array::from_fn(&[batch, gamma], |_| rng.int(-1..=tokens as i64)));
                 scene.temperature.refill_floats(&column(rng, &[0.0, 0.1, 1.0, 30.0]));
                 scene.top_p.refill_floats(&column(rng, &[1.0, 0.9, 0.2]));
+                scene.remaining.refill_ints(&Array::from_fn(&[batch], |_| rng.int(0..=1 + gamma as i64)));
                 scene.target.refill_floats(&rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(5.0 * x)));
             };
             refill(rng);
             let (draft, target) = (scene.draft.read_ints(), scene.target.read_floats());
+            let remaining = scene.remaining.read_ints();
             let columns = [&scene.temperature, &scene.top_p];
             let right = columns.map(Tensor::read_floats);
             scene.enqueue(backend);
             backend.finish(VWD_OK);
             let before = scene.committed.read_ints();
-            let contents = [&scene.draft, &scene.temperature, &scene.top_p, &scene.target];
+            let contents = [&scene.draft, &scene.temperature, &scene.top_p, &scene.remaining, &scene.target];
             disturb(backend, rng, &contents, refill, || scene.enqueue(backend));
             scene.draft.refill_ints(&draft);
+            scene.remaining.refill_ints(&remaining);
             scene.target.refill_floats(&target);
             columns.iter().zip(&right).for_each(|(of, numbers)| of.refill_floats(numbers));
             scene.enqueue(backend);
             backend.finish(VWD_OK);
-            assert_eq!(scene.committed.read_ints(), before, "rule {rule}");
+            assert_eq!(scene.committed.read_ints(), before, "rule {rule}, filters {filters}");
         });
     }
 }
 
 struct Sampling<'b> {
     rule: u32,
+    filters: bool,
     draft: Tensor<'b>,
     target: Tensor<'b>,
     temperature: Tensor<'b>,
     top_p: Tensor<'b>,
+    remaining: Tensor<'b>,
     seeds: Tensor<'b>,
     positions: Tensor<'b>,
     next_token: Tensor<'b>,
@@ -397,10 +403,12 @@ impl<'b> Sampling<'b> {
         let floats = || Tensor::floats(backend, F32, &Array::filled(&[batch], 1.0), layout);
         Sampling {
             rule: VWD_ACCEPT_AUTO,
+            filters: true,
             draft: ints(&[batch, rows - 1]),
             target: Tensor::floats(backend, BF16, logits, layout),
             temperature: floats(),
             top_p: floats(),
+            remaining: Tensor::ints(backend, I32, &Array::filled(&[batch], rows as i64), layout),
             seeds: ints(&[batch]),
             positions: ints(&[batch]),
             next_token: Tensor::poisoned(backend, I64, &[batch], layout),
@@ -414,7 +422,8 @@ impl<'b> Sampling<'b> {
             draft: self.draft.c(),
             target: self.target.c(),
             temperature: self.temperature.c(),
-            top_p: self.top_p.c(),
+            top_p: if self.filters { self.top_p.c() } else { args::<vwd_verify_sample_args>().top_p },
+            remaining: self.remaining.c(),
             seeds: self.seeds.c(),
             positions: self.positions.c(),
             next_token: self.next_token.c(),

@@ -43,7 +43,7 @@ kernel_struct! {
         target_adjacent: u32,
         draft_adjacent: u32,
         is_greedy: u32,
-        unused: u32,
+        cta_segments: u32,
     }
 }
 
@@ -61,6 +61,13 @@ const SEGMENT_THREADS: u32 = 256;
 const CTAS_AT_ONCE: usize = 4;
 /// The most segments that one CTA takes: its start is then a small part of its time.
 const MOST_SEGMENTS_A_CTA: usize = 4;
+/// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs a multiprocessor for each,
+/// where a number has 16 bits and where it has 32. With more of them it pays to record segments in a launch of their own.
+const CLUSTER_SEGMENTS: [usize; 2] = [2, 4];
+const CLUSTER_CTAS_16: [usize; 2] = [4, 6];
+const CLUSTER_CTAS_32: [usize; 2] = [1, 2];
+/// CTAs of the largest cluster that takes a row, if the device can form it.
+pub const MOST_ROW_CTAS: u32 = 16;
 /// The same of CTAs that sum what a refusal leaves.
 const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
@@ -85,6 +92,20 @@ pub fn stream_warps(target: &Tensor, s: &Sampling) -> Option<u32> {
     let mut rows = [Some(*target), s.draft_rows].into_iter().flatten();
     let warps = if rows.clone().any(|t| t.dtype.bytes() == 4) { STREAM_WARPS_32 } else { STREAM_WARPS };
     rows.all(|t| has_aligned_rows(&t, 16)).then_some(warps)
+}
+
+/// Shared memory of a CTA that has so many segments at once, of numbers of so many bytes.
+pub fn stage_bytes(segments: usize, number_bytes: usize) -> u32 {
+    (segments * SEGMENT * number_bytes) as u32
+}
+
+/// The largest cluster, of up to [`MOST_ROW_CTAS`] CTAs, in which the kernel can take a row. The context is current.
+pub fn largest_cluster(kernel: &Kernel) -> Result<usize> {
+    let most = stage_bytes(CLUSTER_SEGMENTS[1], size_of::<f32>());
+    kernel.allow_shared(most)?;
+    kernel.allow_large_clusters()?;
+    let can_form = |ctas: &u32| kernel.sharing(most).active_clusters(*ctas, THREADS) > 0;
+    Ok((1..=MOST_ROW_CTAS).rev().find(can_form).unwrap_or(0) as usize)
 }
 
 /// How a call is cut into launches.
@@ -131,6 +152,16 @@ pub enum Segments<'a> {
     Loaded(&'a Kernel),
     /// CTAs of so many warps, one on each multiprocessor, stream those of all rows.
     Streamed(&'a Kernel, u32),
+}
+
+/// How clusters of CTAs take rows, each of them one in a single launch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowClusters {
+    pub ctas: usize,
+    /// Segments that a CTA has at once.
+    pub segments: usize,
+    /// There are so few of them that this is the fastest way.
+    pub are_few: bool,
 }
 
 /// A kernel that follows those of segments and rows.
@@ -273,8 +304,47 @@ impl Cut {
             target_adjacent: has_aligned_rows(tensor, 16) as u32,
             draft_adjacent: s.draft_rows.is_some_and(|t| has_aligned_rows(&t, 16)) as u32,
             is_greedy: s.is_greedy as u32,
-            unused: 0,
+            cta_segments: 0,
         })
+    }
+
+    /// How clusters of up to `largest` CTAs take rows of numbers of so many bytes; `None` where these are too long.
+    pub fn clusters(&self, largest: usize, number_bytes: usize, multiprocessors: u32) -> Option<RowClusters> {
+        let rows = self.batch.min(self.requests) * self.per_request;
+        let most = if number_bytes == 2 { CLUSTER_CTAS_16 } else { CLUSTER_CTAS_32 };
+        let clusters = CLUSTER_SEGMENTS.into_iter().zip(most).map(|(segments, most)| {
+            let ctas = self.per_row.div_ceil(segments);
+            RowClusters { ctas, segments, are_few: rows * ctas <= most * multiprocessors as usize }
+        });
+        let mut fitting = clusters.filter(|c| c.ctas <= largest);
+        let first = fitting.next()?;
+        if first.are_few { Some(first) } else { Some(fitting.next().unwrap_or(first)) }
+    }
+
+    /// Launches a kernel whose clusters take a row each, for all requests.
+    ///
+    /// # Safety
+    /// As for [`Cut::launch`].
+    pub unsafe fn launch_clusters<P>(
+        &self,
+        enqueue: &Enqueue,
+        kernel: &Kernel,
+        clusters: RowClusters,
+        params: &mut P,
+        sampling: impl Fn(&mut P) -> &mut SamplingParams,
+    ) -> Result<()> {
+        sampling(params).per_row_ctas = Divisor::new(clusters.ctas as u32);
+        sampling(params).cta_segments = clusters.segments as u32;
+        for first in (0..self.batch).step_by(self.requests) {
+            let rows = self.requests.min(self.batch - first) * self.per_request;
+            sampling(params).first = first as u32;
+            sampling(params).launch_rows = rows as u32;
+            let kind = Kind::DependentClusters(clusters.ctas as u32);
+            let grid = Grid { ctas: (rows * clusters.ctas) as u32, threads: THREADS, kind };
+            // SAFETY: forwarded to the caller.
+            unsafe { enqueue.launch(kernel, grid, [(&raw const *params).cast()])? };
+        }
+        Ok(())
     }
 
     /// Launches the kernels for all requests. `sampling` gives what [`Cut::params`] has made inside `params`.
@@ -328,6 +398,21 @@ pub fn wide<const N: usize>(tensors: [Option<Tensor>; N]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clusters_take_rows_while_they_are_few() {
+        let plain = Options { filters: false, refuses: false };
+        let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132);
+        let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
+        assert_eq!([1, 5].map(|batch| of(batch, 128_256, 2)), [expected(16, 2, true); 2]);
+        assert_eq!([6, 16].map(|batch| of(batch, 128_256, 2)), [expected(8, 4, true); 2]);
+        assert_eq!(of(17, 128_256, 2), expected(8, 4, false));
+        assert_eq!([1, 5].map(|batch| of(batch, 128_256, 4)), [expected(16, 2, true), expected(8, 4, true)]);
+        assert_eq!(of(6, 128_256, 4), expected(8, 4, false));
+        assert_eq!(of(1, 151_936, 2), expected(10, 4, true));
+        assert_eq!(of(1, 1 << 20, 2), None);
+        assert_eq!(of(1, 5, 2), expected(1, 2, true));
+    }
 
     #[test]
     fn calls_are_cut_where_scratch_or_counters_end() {

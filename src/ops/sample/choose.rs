@@ -1,11 +1,13 @@
-//! Which kernel records the segments of rows, from their number and how they lie.
+//! Which kernels take the rows of a call, from what it asks for, their number and how they lie.
 
-use crate::ops::draw::device::STREAM_WARPS;
+use crate::ops::draw::device::{RowClusters, STREAM_WARPS};
 use crate::runtime::cuda::variants::{Fit, variants};
 
 variants! {
-    /// Kernels that record segments.
+    /// Kernels that record segments, or do all.
     pub enum Variant: "sample" {
+        /// One launch, in which a cluster of CTAs has a row in its shared memory.
+        Cluster = "cluster",
         /// Warps that copy ahead, on a CTA of each multiprocessor, go through the segments of all rows.
         Streamed = "streamed",
         /// CTAs of each row, all of whose warps take a segment together.
@@ -20,6 +22,8 @@ pub struct Shape {
     pub segments: usize,
     /// Warps of a CTA that streams them, if the device has bulk copies and these can bring them.
     pub stream_warps: Option<u32>,
+    /// How clusters take the rows, if these ask for nothing else and the device can form them.
+    pub clusters: Option<RowClusters>,
     pub multiprocessors: u32,
 }
 
@@ -28,20 +32,27 @@ const STREAMED_SEGMENTS: usize = 1;
 const STREAMED_SEGMENTS_32: usize = 3;
 
 pub fn fit(variant: Variant, s: Shape) -> Fit {
-    let Some(warps) = s.stream_warps else {
-        return match variant {
-            Variant::Streamed => {
-                Fit::Cannot("rows do not lie side by side from 16 bytes on, or the device has no bulk copies")
-            }
-            Variant::Loaded => Fit::Takes,
-        };
-    };
-    let least = if warps == STREAM_WARPS { STREAMED_SEGMENTS } else { STREAMED_SEGMENTS_32 };
-    let are_many = s.segments >= least * warps as usize * s.multiprocessors as usize;
     match variant {
-        Variant::Streamed if !are_many => Fit::Slower,
-        _ => Fit::Takes,
+        Variant::Cluster => match s.clusters {
+            Some(clusters) if clusters.are_few => Fit::Takes,
+            Some(_) => Fit::Slower,
+            None => Fit::Cannot(
+                "rows are not of logits, have filters, log-probabilities or draft rows, are tried by rejection, do not lie side by side \
+                 from 16 bytes on or are too long, or the device has no clusters",
+            ),
+        },
+        Variant::Streamed => match s.stream_warps {
+            Some(warps) if s.segments >= least_streamed(warps) * s.multiprocessors as usize => Fit::Takes,
+            Some(_) => Fit::Slower,
+            None => Fit::Cannot("rows do not lie side by side from 16 bytes on, or the device has no bulk copies"),
+        },
+        Variant::Loaded => Fit::Takes,
     }
+}
+
+/// Segments of a multiprocessor from which on it pays to stream them.
+fn least_streamed(warps: u32) -> usize {
+    warps as usize * if warps == STREAM_WARPS { STREAMED_SEGMENTS } else { STREAMED_SEGMENTS_32 }
 }
 
 #[cfg(test)]
@@ -52,13 +63,24 @@ mod tests {
     #[test]
     fn many_segments_are_streamed_where_bulk_copies_bring_them() {
         let chosen = |segments, stream_warps| {
-            choose(None, |variant| fit(variant, Shape { segments, stream_warps, multiprocessors: 132 })).unwrap()
+            let shape = Shape { segments, stream_warps, clusters: None, multiprocessors: 132 };
+            choose(None, |variant| fit(variant, shape)).unwrap()
         };
         let rows = |rows: usize| rows * 32;
         assert_eq!([64, 96].map(|few| chosen(rows(few), Some(STREAM_WARPS / 2))), [Variant::Loaded, Variant::Streamed]);
         assert_eq!([1, 8].map(|batch| chosen(rows(batch * 6), Some(STREAM_WARPS))), [Variant::Loaded; 2]);
         assert_eq!(chosen(rows(128 * 6), Some(STREAM_WARPS)), Variant::Streamed);
         assert_eq!(chosen(rows(128 * 6), None), Variant::Loaded);
+    }
+
+    #[test]
+    fn clusters_take_few_rows() {
+        let chosen = |are_few| {
+            let clusters = Some(RowClusters { ctas: 8, segments: 4, are_few });
+            let shape = Shape { segments: 32, stream_warps: None, clusters, multiprocessors: 132 };
+            choose(None, |variant| fit(variant, shape)).unwrap()
+        };
+        assert_eq!([true, false].map(chosen), [Variant::Cluster, Variant::Loaded]);
     }
 
     #[test]

@@ -9,10 +9,12 @@ use crate::ops::draw::device::{
 };
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::variants::{self, VariantList};
-use crate::runtime::cuda::views::{NO_DIM, View};
+use crate::runtime::cuda::views::{NO_DIM, View, has_aligned_rows};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
 
 pub struct Kernels {
+    /// Does all in one launch, and the CTAs of its largest cluster.
+    cluster: Option<(Kernel, usize)>,
     segments: Kernel,
     /// Takes weights, and sums for log-probabilities.
     segments_any: Kernel,
@@ -24,8 +26,11 @@ pub struct Kernels {
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] =
-        &[source!("sample/sample", compute_80, compute_90), source!("sample/streamed", compute_90)];
+    const SOURCES: &[Source] = &[
+        source!("sample/sample", compute_80, compute_90),
+        source!("sample/streamed", compute_90),
+        source!("sample/cluster", compute_90),
+    ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
@@ -39,7 +44,15 @@ impl cuda::Kernels for Kernels {
             true => Some([streaming("sample_segments_streamed")?, streaming("sample_segments_streamed_any")?]),
             false => None,
         };
+        let cluster = match modules.has("sample/cluster") {
+            true => {
+                let kernel = modules.kernel("sample/cluster", "sample_cluster")?;
+                Some((kernel, device::largest_cluster(&kernel)?))
+            }
+            false => None,
+        };
         Ok(Kernels {
+            cluster,
             streamed,
             segments: kernel("sample_segments")?,
             segments_any: kernel("sample_segments_any")?,
@@ -103,9 +116,24 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let residual = Last { kernel: &kernels.residual, ctas: cut.rest_ctas(multiprocessors), is_cluster: false };
     let is_any = reads_weights(&r.sampling) || r.logprobs.is_some();
     let stream = kernels.streamed.as_ref().zip(device::stream_warps(&r.target, &r.sampling));
-    let shape = Shape { segments: cut.segments(), stream_warps: stream.map(|(_, warps)| warps), multiprocessors };
+    let is_plain = !cut.has_filters() && !is_any && r.sampling.draft_rows.is_none() && !refuses(r);
+    let cluster = kernels.cluster.filter(|_| is_plain && has_aligned_rows(&r.target, 16));
+    let number_bytes = r.target.dtype.bytes();
+    let cluster =
+        cluster.and_then(|(kernel, largest)| Some((kernel, cut.clusters(largest, number_bytes, multiprocessors)?)));
+    let shape = Shape {
+        segments: cut.segments(),
+        stream_warps: stream.map(|(_, warps)| warps),
+        clusters: cluster.map(|(_, clusters)| clusters),
+        multiprocessors,
+    };
     let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, shape))?;
     enqueue.ran(variant);
+    if let (Variant::Cluster, Some((kernel, clusters))) = (variant, cluster) {
+        let kernel = kernel.sharing(device::stage_bytes(clusters.segments, number_bytes));
+        // SAFETY: as below.
+        return unsafe { cut.launch_clusters(enqueue, &kernel, clusters, &mut params, |params| &mut params.sampling) };
+    }
     let segments = match (variant, stream) {
         (Variant::Streamed, Some((streamed, warps))) => Segments::Streamed(&streamed[is_any as usize], warps),
         _ => Segments::Loaded(if is_any { &kernels.segments_any } else { &kernels.segments }),

@@ -1,0 +1,306 @@
+// Verification of sampled draft tokens, and sampling, in one launch (variant cluster, compute capability 9.0): rows of logits without filters, whose
+// tokens are greedy or coupled. The same bits as by sample.cu, which takes all others.
+//
+// Bytes: each row is read once, into shared memory. Two launches cost more where rows are few: the second loads records and a segment of each
+// row anew, and waits for each.
+//
+// Work split: a cluster of CTAs has a row. A CTA has two or four segments, and a team of its warps each of them. Every warp tells all CTAs of the
+// cluster what it has found. Each CTA then knows the row's sum; the one that has the drawn token's segment finds the token. The last row of a
+// request ends it.
+//
+//   copy of a segment ─ largest number of the team ─ weights, sum ─ tell ═ sum of the row ─ segment ─ warp ─ lane ─ strip ─ token ─ record
+//                                                                          └ last of a request: walk ─ cut ─ results
+//
+// What decides how a CTA goes on comes from its first thread, and how the cluster goes on from its first CTA: settings that change during a call
+// spoil its results, and nothing else.
+//
+// On entry: as for sample.cu; rows of at most MOST_CTAS · cta_segments segments begin on 16 bytes.
+//
+// targets: compute_90
+
+#include "common/cluster.cuh"
+#include "sample/end.cuh"
+
+constexpr uint32 MOST_CTAS = 16, MOST_TEAMS = 4;
+
+// What a warp finds in its part of a segment.
+struct alignas(16) Part {
+    uint32 largest;  // key of the segment's largest number
+    uint32 first;    // the lowest token with that number, and SAW_NAN << 31
+    uint64 sum;
+};
+
+// What the first CTA says of the row.
+struct alignas(16) Order {
+    uint32 c;        // bits of Scale::c
+    uint32 needs;    // a Need
+    uint32 is_greedy, unused;
+};
+// Whether a row may be looked at, and whether there is one.
+enum Need : uint32 { NOT_NEEDED, IS_MISSING, IS_THERE };
+
+struct RowShared {
+    SegmentRecord records[MOST_CTAS * MOST_TEAMS];
+    Part parts[MOST_CTAS * DRAW_WARPS];
+    Order order;
+    alignas(16) uint64 number[2];  // the first draws
+    Barrier copied[MOST_TEAMS], told;
+    uint32 largest[DRAW_WARPS];
+    uint64 sum[DRAW_THREADS];  // of each lane
+    // What the first thread reads of the settings.
+    uint32 tokens;  // 0: the row is not looked at
+    float c;        // Scale::c
+    bool is_greedy;
+    RowRecord found;
+    Drawn drawn;
+    uint32 finisher;  // the CTA that goes on
+    bool draws;
+    DrawShared draw;
+};
+
+// A warp's part of a segment, which a copy brings to shared memory: neighbouring tokens, and for each lane some strips of them.
+template <uint32 TYPE> struct WarpPart {
+    const Source &source;
+    Scale scale;
+    uint32 place;   // in shared memory
+    uint32 first;   // token
+    uint32 strips;  // of a lane, a multiple of 4
+
+    __device__ uint32 token(uint32 lane, uint32 n) const { return first + (lane * strips + n) * STRIP; }
+    __device__ uint32 place_of(uint32 lane, uint32 n) const { return place + (lane * strips + n) * uint32(sizeof(Strip<TYPE>)); }
+    __device__ Strip<TYPE> strip(uint32 lane, uint32 n) const {
+        Strip<TYPE> loaded;
+        loaded.load_shared(place_of(lane, n));
+        return loaded;
+    }
+    // Hands this lane's strips to visit(strip), in an order in which lanes read from different banks.
+    template <typename Visit> __device__ void each(const Visit &visit) const {
+        const uint32 lane = threadIdx.x % WARP, begin = lane * strips / 8;
+#pragma unroll 1
+        for (uint32 n = 0; n < strips; n += 4)
+#pragma unroll
+            for (uint32 u = 0; u < 4; ++u) visit(strip(lane, (begin + n + u) & (strips - 1)));
+    }
+    // Loads what the copy left: the rest past its last 16 bytes, and nothing past the row's end.
+    __device__ void complete(uint32 past) const {
+        const uint32 lane = threadIdx.x % WARP;
+#pragma unroll 1
+        for (uint32 n = 0; n < strips; ++n) {
+            if (token(lane, n) + STRIP <= past) continue;
+            Strip<TYPE> rest;
+            rest.load(source.row, token(lane, n), none_bits<TYPE>(false));
+            rest.store_shared(place_of(lane, n));
+        }
+    }
+    // Makes what cannot be drawn `none`; whether there was something that is no number.
+    __device__ bool clean() const {
+        const uint32 lane = threadIdx.x % WARP;
+        bool found = false;
+#pragma unroll 1
+        for (uint32 n = 0; n < strips; ++n) {
+            float x[STRIP];
+            Strip<TYPE> cleaned = strip(lane, n);
+            cleaned.widen(x);
+            found |= source.clean(token(lane, n), x);
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                if (x[e] == minus_infinity()) cleaned.set(e, none_bits<TYPE>(false));
+            cleaned.store_shared(place_of(lane, n));
+        }
+        return found;
+    }
+    // NaN if there is one.
+    __device__ float largest() const {
+        Strip<TYPE> best = strip(threadIdx.x % WARP, 0);
+        each([&](const Strip<TYPE> &other) { best.raise(other); });
+        return best.largest();
+    }
+    __device__ uint64 sum(float m) const {
+        uint64 sum = 0;
+        each([&](const Strip<TYPE> &strip) {
+            float x[STRIP];
+            strip.widen(x);
+            sum += scale.sum(x, m);
+        });
+        return sum;
+    }
+    // The lowest token with a number.
+    __device__ uint32 lowest(float number) const {
+        uint32 found = 0x7fffffff;
+#pragma unroll 1
+        for (uint32 n = strips; n-- > 0;) {
+            const Strip<TYPE> looked_at = strip(threadIdx.x % WARP, n);
+#pragma unroll
+            for (uint32 e = STRIP; e-- > 0;)
+                if (looked_at.at(e) == number) found = token(threadIdx.x % WARP, n) + e;
+        }
+        return __reduce_min_sync(FULL_WARP, found);
+    }
+    // The token for a target below the sum of the lanes' sums.
+    __device__ uint32 draw(uint64 of_lane, float m, uint64 target) const {
+        const uint32 lane = threadIdx.x % WARP;
+        const uint64 through = warp_sum_through(of_lane);
+        const uint32 owner = __ffs(__ballot_sync(FULL_WARP, target < through)) - 1;
+        target -= __shfl_sync(FULL_WARP, through - of_lane, owner);
+        // A lane for each strip of the owner.
+        float x[STRIP];
+        strip(owner, min(lane, strips - 1)).widen(x);
+        const uint64 own = lane < strips ? scale.sum(x, m) : 0, up_to = warp_sum_through(own);
+        const uint32 holder = __ffs(__ballot_sync(FULL_WARP, target < up_to)) - 1;
+        return __shfl_sync(FULL_WARP, token(owner, lane) + pick_token(x, scale, m, target - (up_to - own)), holder);
+    }
+};
+
+// Finds what a warp has of its segment, and tells the cluster.
+template <uint32 TYPE> __device__ inline void take_part(RowShared &shared, const WarpPart<TYPE> &part, const Barrier &copied, bool is_there, uint32 past,
+                                                          bool is_greedy, uint32 team_warps) {
+    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    bool found = false;
+    float largest = minus_infinity();
+    if (is_there) {
+        copied.wait(0);
+        if (part.token(WARP, 0) > past) part.complete(past);
+        largest = part.largest();
+        if (part.source.forbidden.count || __any_sync(FULL_WARP, largest != largest)) found = part.clean(), largest = part.largest();
+    }
+    uint32 key = __reduce_max_sync(FULL_WARP, key_of(largest));
+    if (lane == 0) shared.largest[warp] = key;
+    __syncthreads();
+    key = __reduce_max_sync(FULL_WARP, shared.largest[(warp & ~(team_warps - 1)) | (lane & (team_warps - 1))]);
+    largest = number_of(key);
+    uint64 sum = 0;
+    uint32 first = 0x7fffffff;
+    if (largest > minus_infinity()) {
+        if (is_greedy) first = part.lowest(largest);
+        else sum = part.sum(largest);
+    }
+    shared.sum[threadIdx.x] = sum;
+    const uint64 of_warp = warp_sum(sum);
+    if (__any_sync(FULL_WARP, found)) first |= SAW_NAN << 31;
+    const uint4 said = {key, first, uint32(of_warp), uint32(of_warp >> 32)};
+    if (lane < cluster_ctas()) send_four(lane, &shared.parts[cluster_rank() * DRAW_WARPS + warp], said, shared.told);
+}
+
+// Sums the row from what the warps of the cluster have said, and finds what is drawn from it. Called by a warp.
+__device__ inline void sum_and_find(RowShared &shared, Source &source, uint32 team_warps) {
+    // From here on every CTA goes by what all have been told, and by parameters.
+    source.row.tokens = source.p.tokens;
+    const uint32 lane = threadIdx.x % WARP, segments = source.segments();
+#pragma unroll 1
+    for (uint32 s = lane; s < segments; s += WARP) {
+        SegmentRecord made = {minus_infinity(), 0x7fffffff, 0, 0, 0};
+        uint32 key = 0, seen = 0;
+#pragma unroll 1
+        for (uint32 n = s * team_warps; n < (s + 1) * team_warps; ++n) {
+            const Part &part = shared.parts[n];
+            key = max(key, part.largest), seen |= part.first >> 31;
+            made.first = min(made.first, part.first & 0x7fffffff), made.sum += part.sum;
+        }
+        made.largest = number_of(key), made.first |= seen << 31;
+        shared.records[s] = made;
+    }
+    __syncwarp();
+    const Order &order = shared.order;
+    source.scale.c = __uint_as_float(order.c);
+    RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
+    LaneShare own;
+    if (order.needs == IS_THERE) found = sum_row(source, shared.records, order.is_greedy, false, own);
+    const bool draws = !order.is_greedy && !(found.status & (NO_TOKEN | NO_ROW));
+    Drawn drawn = {0, 0, 0};
+    if (draws) drawn = find_segment(source, shared.records, {found.largest, found.total}, own, shared.number[0]);
+    if (lane) return;
+    found.token = min(found.token, source.p.tokens - 1);
+    shared.found = found, shared.drawn = drawn, shared.draws = draws;
+    shared.finisher = drawn.segment >> log2_of(source.p.cta_segments);
+    shared.draw.token = drawn.segment * SEGMENT;
+}
+
+template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, RowShared &shared, char *stages, uint32 n, const Turn &turn, uint32 slot,
+                                                       Source &source) {
+    const SamplingParams &sampling = p.sampling;
+    const uint32 warp = threadIdx.x / WARP, ctas = cluster_ctas(), rank = cluster_rank();
+    const uint32 teams = sampling.cta_segments, team_warps = DRAW_WARPS >> log2_of(teams), team = warp >> log2_of(team_warps);
+    const uint32 within = warp & (team_warps - 1), segments = source.segments();  // as this thread sees it
+    constexpr uint32 BYTES = Strip<TYPE>::BYTES;
+    const auto past_of = [&](uint32 s) { return min(s * SEGMENT + SEGMENT, source.row.tokens); };
+    if (threadIdx.x < teams) {
+        const uint32 s = rank * teams + threadIdx.x;
+        if (s < segments) {
+            const uint32 bytes = (past_of(s) - s * SEGMENT) * BYTES / 16 * 16;
+            const Barrier &copied = shared.copied[threadIdx.x];
+            copied.expect(bytes);
+            if (bytes) copy_bulk(shared_address(stages) + threadIdx.x * SEGMENT * BYTES, source.row.data + uint64(s) * SEGMENT * BYTES, bytes, copied);
+        }
+    }
+    if (threadIdx.x == 0) shared.tokens = source.row.tokens, shared.c = source.scale.c, shared.is_greedy = turn.is_greedy();
+    cluster_started();
+    if (rank == 0 && warp == 0) {
+        const uint32 to = threadIdx.x;
+        const bool draws = segments && !turn.is_greedy();
+        const uint64 number = draws ? turn.number(p, slot, DRAW) : 0;
+        if (to < ctas) {
+            const Need need = segments ? IS_THERE : turn.needs(p, slot) ? IS_MISSING : NOT_NEEDED;
+            send_four(to, &shared.order, uint4{__float_as_uint(source.scale.c), need, turn.is_greedy(), 0}, shared.told);
+            send_two(to, &shared.number, {uint32(number), uint32(number >> 32)}, shared.told);
+        }
+    }
+    __syncthreads();
+    source.row.tokens = shared.tokens, source.scale.c = shared.c;
+    const uint32 s = rank * teams + team;
+    const WarpPart<TYPE> part = {source, {false, source.scale.c}, shared_address(stages) + warp * (SEGMENT >> log2_of(team_warps)) * BYTES,
+                                 s * SEGMENT + within * (SEGMENT >> log2_of(team_warps)), SEGMENT / STRIP / WARP >> log2_of(team_warps)};
+    take_part<TYPE>(shared, part, shared.copied[team], s < source.segments(), past_of(s), shared.is_greedy, team_warps);
+    if (warp == 0) {
+        shared.told.wait(0);
+        sum_and_find(shared, source, team_warps);
+    }
+    __syncthreads();
+    if (shared.finisher != rank) return;
+    RowRecord &found = shared.found;
+    const Drawn &drawn = shared.drawn;
+    if (shared.draws) {
+        const uint32 lane = threadIdx.x % WARP, begin = (drawn.segment & (teams - 1)) * team_warps;
+        const uint64 before = warp_sum(lane >= begin && lane < warp ? shared.parts[rank * DRAW_WARPS + lane].sum : 0);
+        const uint64 inside = drawn.target - before;
+        if (team == (drawn.segment & (teams - 1)) && before <= drawn.target && inside < shared.parts[rank * DRAW_WARPS + warp].sum) {
+            const uint32 token = part.draw(shared.sum[threadIdx.x], drawn.largest, inside);
+            if (threadIdx.x % WARP == 0) shared.draw.token = token;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) found.token = shared.draw.token;
+    }
+    if (threadIdx.x == 0 && shared.order.needs) sampling.rows[n] = found;
+    const uint32 i = sampling.per_request.divide(n), count = sampling.per_request.value;
+    if (!is_last_of_request(shared.draw, sampling.counters[i], count)) return;
+    // What ends the request is asked for again: registers are few while rows are summed. The stages are free now.
+    const Turn ending(p, sampling.first + i);
+    RowRecord(&rows)[MOST_ROWS] = *reinterpret_cast<RowRecord(*)[MOST_ROWS]>(stages);
+    const Decided decided(p, ending, i * count, rows, ending.drafted(p));
+    const Walked walked = walk<false>(decided, shared.draw);
+    conclude(decided, shared.draw, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
+}
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 5) sample_cluster(const __grid_constant__ SampleParams p) {
+    extern __shared__ __align__(128) char stages[];
+    __shared__ RowShared shared;
+    const SamplingParams &sampling = p.sampling;
+    if (threadIdx.x < sampling.cta_segments) shared.copied[threadIdx.x].open(1);
+    if (threadIdx.x == 0) {
+        shared.told.open(1);
+        shared.told.expect(cluster_ctas() * DRAW_WARPS * sizeof(Part) + sizeof(Order) + sizeof(uint64));
+    }
+    __syncwarp();
+    cluster_start();
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
+    const Turn turn(p, sampling.first + i);
+    bool is_there = turn.needs(p, slot);
+    Source source = turn.source(p, is_there ? slot : 0, is_there);
+    if (!is_there || !turn.needs(p, slot)) source.row.tokens = 0;
+    // The compiler leaves out what others need.
+    source.scale.is_weights = source.filters = false;
+    if (source.row.type == FLOAT32) take_row<FLOAT32>(p, shared, stages, n, turn, slot, source);
+    else if (source.row.type == FLOAT16) take_row<FLOAT16>(p, shared, stages, n, turn, slot, source);
+    else take_row<BFLOAT16>(p, shared, stages, n, turn, slot, source);
+}
