@@ -201,6 +201,9 @@ constexpr uint32 SEGMENT_THREADS = 256, SEGMENT_WARPS = SEGMENT_THREADS / WARP, 
 // Of segment_stream.cuh: shared memory of a CTA, and its warps where all rows have 16 bits and where some have 32.
 constexpr uint32 STREAM_BYTES = 192 << 10, STREAM_WARPS = 12, STREAM_WARPS_32 = 6;
 
+// Of sample/cluster.cu: CTAs of the largest cluster, and segments that each of them has at most.
+constexpr uint32 MOST_ROW_CTAS = 16, MOST_CTA_SEGMENTS = 4;
+
 struct alignas(16) SegmentShared {
     uint32 largest[SEGMENT_WARPS], first[SEGMENT_WARPS];
     uint64 sum[2][SEGMENT_WARPS];

@@ -14,14 +14,12 @@
 // What decides how a CTA goes on comes from its first thread, and how the cluster goes on from its first CTA: settings that change during a call
 // spoil its results, and nothing else.
 //
-// On entry: as for sample.cu; rows of at most MOST_CTAS · cta_segments segments begin on 16 bytes.
+// On entry: as for sample.cu; rows of at most MOST_ROW_CTAS · cta_segments segments begin on 16 bytes.
 //
 // targets: compute_90
 
 #include "common/cluster.cuh"
 #include "sample/end.cuh"
-
-constexpr uint32 MOST_CTAS = 16, MOST_TEAMS = 4;
 
 // What a warp finds in its part of a segment.
 struct alignas(16) Part {
@@ -40,11 +38,11 @@ struct alignas(16) Order {
 enum Need : uint32 { NOT_NEEDED, IS_MISSING, IS_THERE };
 
 struct RowShared {
-    SegmentRecord records[MOST_CTAS * MOST_TEAMS];
-    Part parts[MOST_CTAS * DRAW_WARPS];
+    SegmentRecord records[MOST_ROW_CTAS * MOST_CTA_SEGMENTS];
+    Part parts[MOST_ROW_CTAS * DRAW_WARPS];
     Order order;
     alignas(16) uint64 number[2];  // the first draws
-    Barrier copied[MOST_TEAMS], told;
+    Barrier copied[MOST_CTA_SEGMENTS], told;
     uint32 largest[DRAW_WARPS];
     uint64 sum[DRAW_THREADS];  // of each lane
     // What the first thread reads of the settings.
@@ -73,7 +71,7 @@ template <uint32 TYPE> struct WarpPart {
         loaded.load_shared(place_of(lane, n));
         return loaded;
     }
-    // Hands this lane's strips to visit(strip), in an order in which lanes read from different banks.
+    // Hands this lane's strips to visit(strip), in an order in which lanes of 16-bit rows read from different banks, and of 32-bit rows two from one.
     template <typename Visit> __device__ void each(const Visit &visit) const {
         const uint32 lane = threadIdx.x % WARP, begin = lane * strips / 8;
 #pragma unroll 1

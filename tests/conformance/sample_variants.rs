@@ -50,7 +50,7 @@ fn plain(rng: &mut Rng) -> Scene {
     hostile(rng, scene, is_flat)
 }
 
-/// The scene with rows at random places, numbers that are none, and rows that nothing can be drawn from.
+/// The scene with its rows in one run if `is_flat`, numbers that are none, and rows that nothing can be drawn from.
 fn hostile(rng: &mut Rng, mut scene: Scene, is_flat: bool) -> Scene {
     let [batch, rows, tokens] = scene.target.shape[..] else { unreachable!("[B, γ+1, V]") };
     if is_flat {

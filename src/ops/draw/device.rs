@@ -52,6 +52,9 @@ kernel_constants! {
     pub const STREAM_BYTES: u32 = 192 << 10;
     pub const STREAM_WARPS: u32 = 12;
     const STREAM_WARPS_32: u32 = 6;
+    /// CTAs of the largest cluster that takes a row, if the device can form it, and segments that each of them has at most.
+    const MOST_ROW_CTAS: u32 = 16;
+    const MOST_CTA_SEGMENTS: usize = 4;
 }
 
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
@@ -63,11 +66,9 @@ const CTAS_AT_ONCE: usize = 4;
 const MOST_SEGMENTS_A_CTA: usize = 4;
 /// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs a multiprocessor for each,
 /// where a number has 16 bits and where it has 32. With more of them it pays to record segments in a launch of their own.
-const CLUSTER_SEGMENTS: [usize; 2] = [2, 4];
+const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_CTA_SEGMENTS];
 const CLUSTER_CTAS_16: [usize; 2] = [4, 6];
 const CLUSTER_CTAS_32: [usize; 2] = [1, 2];
-/// CTAs of the largest cluster that takes a row, if the device can form it.
-pub const MOST_ROW_CTAS: u32 = 16;
 /// The same of CTAs that sum what a refusal leaves.
 const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
@@ -101,7 +102,7 @@ pub fn stage_bytes(segments: usize, number_bytes: usize) -> u32 {
 
 /// The largest cluster, of up to [`MOST_ROW_CTAS`] CTAs, in which the kernel can take a row. The context is current.
 pub fn largest_cluster(kernel: &Kernel) -> Result<usize> {
-    let most = stage_bytes(CLUSTER_SEGMENTS[1], size_of::<f32>());
+    let most = stage_bytes(MOST_CTA_SEGMENTS, size_of::<f32>());
     kernel.allow_shared(most)?;
     kernel.allow_large_clusters()?;
     let can_form = |ctas: &u32| kernel.sharing(most).active_clusters(*ctas, THREADS) > 0;
@@ -321,6 +322,14 @@ impl Cut {
         if first.are_few { Some(first) } else { Some(fitting.next().unwrap_or(first)) }
     }
 
+    /// Makes the parameters those of the launch that begins with a request; returns how many requests it has.
+    fn begin_launch(&self, sampling: &mut SamplingParams, first: usize) -> usize {
+        let requests = self.requests.min(self.batch - first);
+        sampling.first = first as u32;
+        sampling.launch_rows = (requests * self.per_request) as u32;
+        requests
+    }
+
     /// Launches a kernel whose clusters take a row each, for all requests.
     ///
     /// # Safety
@@ -336,9 +345,7 @@ impl Cut {
         sampling(params).per_row_ctas = Divisor::new(clusters.ctas as u32);
         sampling(params).cta_segments = clusters.segments as u32;
         for first in (0..self.batch).step_by(self.requests) {
-            let rows = self.requests.min(self.batch - first) * self.per_request;
-            sampling(params).first = first as u32;
-            sampling(params).launch_rows = rows as u32;
+            let rows = self.begin_launch(sampling(params), first) * self.per_request;
             let kind = Kind::DependentClusters(clusters.ctas as u32);
             let grid = Grid { ctas: (rows * clusters.ctas) as u32, threads: THREADS, kind };
             // SAFETY: forwarded to the caller.
@@ -361,10 +368,8 @@ impl Cut {
         let multiprocessors = enqueue.facts().multiprocessors;
         let per_row_ctas = self.ctas_of_row(multiprocessors);
         for first in (0..self.batch).step_by(self.requests) {
-            let requests = self.requests.min(self.batch - first);
+            let requests = self.begin_launch(sampling(params), first);
             let rows = requests * self.per_request;
-            sampling(params).first = first as u32;
-            sampling(params).launch_rows = rows as u32;
             let launch = |kernel: &Kernel, ctas: usize, threads, kind| {
                 let grid = Grid { ctas: ctas as u32, threads, kind };
                 // SAFETY: forwarded to the caller.
