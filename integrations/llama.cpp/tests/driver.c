@@ -9,7 +9,7 @@
  * cases   a short run in each kind of context, whose logits are printed as one number
  * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
- *         and trace=FILE also what the GPU did in some steps more
+ *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied
  */
 #define _GNU_SOURCE
 #include "llama_api.h"
@@ -19,7 +19,7 @@
 
 static const char *model_path, *text_path;
 static int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
-static const char *device_name, *depths = "4096", *variants = "stock", *logits_path;
+static const char *device_name, *prompter_name, *depths = "4096", *variants = "stock", *logits_path;
 static const char *tracer_path, *trace_path;
 static int ubatch = 512, warm = 8, traced = 5;
 static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
@@ -80,7 +80,29 @@ static void print_counters(void) {
 
 /* ---- llama.cpp ---- */
 
-static struct llama_context *new_context(void) {
+/* The model on the devices of these names, or on all of them. */
+static struct llama_model *load_model(const char *device_names) {
+    struct model_params parameters = llama_model_default_params();
+    void *devices[17] = {NULL};
+    if (device_names != NULL) {
+        char *names = strdup(device_names);
+        int known = 0;
+        for (char *name = strtok(names, ","); name != NULL; name = strtok(NULL, ",")) {
+            if (known == 16 || (devices[known++] = ggml_backend_dev_by_name(name)) == NULL) {
+                fail("device=NAME,…: there is none of that name, or there are more than 16");
+            }
+        }
+        free(names);
+        parameters.devices = devices;
+    }
+    struct llama_model *loaded = llama_model_load_from_file(model_path, parameters);
+    if (loaded == NULL) {
+        fail("the model cannot be loaded");
+    }
+    return loaded;
+}
+
+static struct llama_context *new_context(struct llama_model *of) {
     struct context_params p = llama_context_default_params();
     p.n_ctx = (uint32_t)(context_size != 0 ? context_size : depth + count + 64);
     p.n_batch = p.n_ubatch = (uint32_t)ubatch;
@@ -90,7 +112,7 @@ static struct llama_context *new_context(void) {
     p.type_k = p.type_v = type_k;
     set_flag(&p, FLAG_KV_UNIFIED, unified != 0);
     set_flag(&p, FLAG_SWA_FULL, swa_full != 0);
-    struct llama_context *context = llama_init_from_model(model, p);
+    struct llama_context *context = llama_init_from_model(of, p);
     if (context == NULL) {
         fail("no context");
     }
@@ -182,7 +204,7 @@ static void score(bool by_line) {
     if (n < depth + count + 1) {
         fail("the text is too short");
     }
-    struct llama_context *context = new_context();
+    struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(512, 0, 1);
     prefill(context, &batch, tokens, depth, 0);
     double loss = 0, spent = 0, wall = 0;
@@ -335,7 +357,7 @@ static void random_run(void) {
                 free(slots.saved[s]);
             }
             memset(&slots, 0, sizeof slots);
-            context = new_context();
+            context = new_context(model);
         }
         random_operation(context, &batch, &slots, unified ? 200 : 480);
     }
@@ -353,7 +375,7 @@ static void random_run(void) {
 static void cases(void) {
     int n = 0;
     llama_token *tokens = read_tokens(&n);
-    struct llama_context *context = new_context();
+    struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(512, 0, 1);
     for (int s = 0; s < sequences; ++s) {
         prefill(context, &batch, tokens + 7 * s, depth + 11 * s, s);
@@ -457,12 +479,28 @@ static double step(struct llama_context *context, struct llama_batch *batch, con
     return 1e3 * (wall_seconds() - begin);
 }
 
+/* What a sequence has in the cache of one context becomes what it has in another one's. */
+static void copy_state(struct llama_context *from, struct llama_context *to, llama_seq_id id) {
+    const size_t bytes = llama_state_seq_get_size(from, id);
+    uint8_t *state = malloc(bytes);
+    if (state == NULL || llama_state_seq_get_data(from, state, bytes, id) != bytes || llama_state_seq_set_data(to, state, bytes, id) == 0) {
+        fail("a sequence's state could not be copied");
+    }
+    free(state);
+}
+
 /* Wall time of a step at each depth for each variant, on one cache; the first sequence's last logits of each are appended to a file. */
 static void bench(void) {
     int n = 0, done = 0, deepest = atoi(strrchr(depths, ',') == NULL ? depths : strrchr(depths, ',') + 1);
     llama_token *tokens = read_tokens(&n);
     context_size = context_size != 0 ? context_size : sequences * (deepest + warm + count + 256);
-    struct llama_context *context = new_context();
+    struct llama_context *context = new_context(model), *prompter = context;
+    struct llama_model *prompters_model = NULL;
+    const int left = prompter_name != NULL ? 2 : 0; /* tokens that the context computes itself, as Vanward waits for writes of a context */
+    if (prompter_name != NULL) {
+        prompters_model = load_model(prompter_name);
+        prompter = new_context(prompters_model);
+    }
     struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
     FILE *logits = logits_path == NULL ? NULL : fopen(logits_path, "wb");
     double *times = malloc((size_t)count * sizeof *times);
@@ -471,11 +509,15 @@ static void bench(void) {
         const int here = atoi(depth_text);
         double begin = wall_seconds();
         for (int s = 0; s < sequences; ++s) {
-            prefill_from(context, &batch, tokens + 7 * s, done, here, s);
+            prefill_from(prompter, &batch, tokens + 7 * s, done, here - left, s);
         }
-        llama_synchronize(context);
+        llama_synchronize(prompter);
+        for (int s = 0; s < sequences && prompter != context; ++s) {
+            copy_state(prompter, context, s);
+            prefill_from(context, &batch, tokens + 7 * s, here - left, here, s);
+        }
         printf("prompt %d tokens %d seconds %.3f\n", here, sequences * (here - done), wall_seconds() - begin);
-        done = here;
+        done = here - left;
         char *all_variants = strdup(variants), *saved_variant = NULL;
         for (char *variant = strtok_r(all_variants, ",", &saved_variant); variant != NULL; variant = strtok_r(NULL, ",", &saved_variant)) {
             const char *name = become(variant);
@@ -513,6 +555,10 @@ static void bench(void) {
     if (tracer.file != NULL) {
         fclose(tracer.file);
     }
+    if (prompter != context) {
+        llama_free(prompter);
+        llama_model_free(prompters_model);
+    }
     free(times);
     free(all_depths);
     llama_batch_free(batch);
@@ -538,7 +584,7 @@ static void compare(void) {
     }
     context_size = context_size != 0 ? context_size : sequences * (depth + count + 256);
     int *tops = malloc((size_t)count * sizeof *tops);
-    struct llama_context *context = new_context();
+    struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
     for (int s = 0; s < sequences; ++s) {
         prefill_from(context, &batch, tokens + 7 * s, 0, depth, s);
@@ -619,7 +665,7 @@ int main(int argc, char **argv) {
         struct {
             const char *name;
             const char **value;
-        } texts[] = {{"device", &device_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path},
+        } texts[] = {{"device", &device_name}, {"prompter", &prompter_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path},
                      {"tracer", &tracer_path}, {"trace", &trace_path}};
         for (size_t j = 0; equals != NULL && j < sizeof texts / sizeof *texts; ++j) {
             if (strlen(texts[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], texts[j].name, (size_t)(equals - argv[i])) == 0) {
@@ -645,19 +691,6 @@ int main(int argc, char **argv) {
     load_llama((const char *const[]){argv[1], argv[2], argv[3]}, argv[4]);
     ggml_log_set(on_log, NULL);
     llama_log_set(on_log, NULL);
-    struct model_params parameters = llama_model_default_params();
-    void *devices[17] = {NULL};
-    if (device_name != NULL) {
-        char *names = strdup(device_name);
-        int known = 0;
-        for (char *name = strtok(names, ","); name != NULL; name = strtok(NULL, ",")) {
-            if (known == 16 || (devices[known++] = ggml_backend_dev_by_name(name)) == NULL) {
-                fail("device=NAME,…: there is none of that name, or there are more than 16");
-            }
-        }
-        free(names);
-        parameters.devices = devices;
-    }
     if (strcmp(argv[6], "memory") == 0) {
         for (const char *const *name = (const char *const[]){"CPU", "VANWARD0", NULL}; *name != NULL; ++name) {
             void *device = ggml_backend_dev_by_name(*name);
@@ -669,10 +702,7 @@ int main(int argc, char **argv) {
         }
         return 0;
     }
-    model = llama_model_load_from_file(model_path, parameters);
-    if (model == NULL) {
-        fail("the model cannot be loaded");
-    }
+    model = load_model(device_name);
     vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
     const char *command = argv[6];
     if (strcmp(command, "score") == 0 || strcmp(command, "steps") == 0) {
