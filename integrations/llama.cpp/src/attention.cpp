@@ -16,6 +16,9 @@ namespace {
 constexpr int64_t INIT_BLOCKS = 1;
 constexpr int64_t LOCAL_TOKENS = 32;
 
+/** Stands for unsigned bytes, which no tensor of a graph has. */
+constexpr ggml_type BYTES = GGML_TYPE_I8;
+
 bool is_half(ggml_type type) { return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
 
 bool is_head_dim(int64_t dim) { return dim % 8 == 0 && dim >= 16 && dim <= 576; }
@@ -47,8 +50,8 @@ vwd_tensor Attention::view(const void *data, ggml_type type, std::initializer_li
     view.data = const_cast<void *>(data);
     view.device_type = memory_.device_type;
     view.device_id = memory_.device_id;
-    view.dtype_code = type == GGML_TYPE_I32 ? 0 : type == GGML_TYPE_BF16 ? 4 : 2;
-    view.dtype_bits = type == GGML_TYPE_I32 || type == GGML_TYPE_F32 ? 32 : 16;
+    view.dtype_code = type == GGML_TYPE_I32 ? 0 : type == BYTES ? 1 : type == GGML_TYPE_BF16 ? 4 : 2;
+    view.dtype_bits = type == GGML_TYPE_I32 || type == GGML_TYPE_F32 ? 32 : type == BYTES ? 8 : 16;
     view.lanes = 1;
     view.ndim = static_cast<int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), view.shape);
@@ -143,35 +146,9 @@ std::vector<Batch> Attention::batches(const Node &node, bool sparse_layer, const
     return result;
 }
 
-void Attention::lay_table(const Cache &cache, const Batch &batch) {
-    const size_t count = batch.groups.size(), length = static_cast<size_t>(batch.longest);
-    if (length != table_length_) {
-        table_length_ = length;
-        shown_.clear();
-        table_.clear();
-    }
-    shown_.resize(count);
-    table_.resize(count * length, -1);
-    for (size_t i = 0; i < count; ++i) {
-        const Sequence &sequence = *batch.groups[i].sequence;
-        const std::vector<int32_t> &cells = sequence.cells();
-        Shown &shown = shown_[i];
-        // A sequence that has only grown shows its new cells; in place of another one, all.
-        const bool has_grown = shown.cache == &cache && shown.name == sequence.name && shown.version == sequence.version() && shown.size <= cells.size();
-        const auto from = static_cast<std::ptrdiff_t>(has_grown ? shown.size : 0), row = static_cast<std::ptrdiff_t>(i * length);
-        std::copy(cells.begin() + from, cells.end(), table_.begin() + row + from);
-        if (!has_grown) {
-            std::fill(table_.begin() + row + static_cast<std::ptrdiff_t>(cells.size()), table_.begin() + row + static_cast<std::ptrdiff_t>(length), -1);
-        }
-        shown = {&cache, sequence.name, sequence.version(), cells.size()};
-    }
-}
-
-void Attention::lay_tables(const Node &node, Cache &cache, Batch &batch) {
+void Attention::lay_tables(const Node &node, const Cache &cache, Batch &batch, TokenTable &tokens) {
     const std::vector<Placed> &groups = batch.groups;
     const size_t count = groups.size();
-    // On a GPU sizes follow from the graph's, so that those of a captured graph stay what they are.
-    const int64_t seen = node.k->ne[1];
     bool ranges = true;
     batch.first_cell = groups[0].sequence->size() > 0 ? groups[0].sequence->cells()[0] : 0;
     batch.cell_step = node.keys->ne[1];
@@ -183,55 +160,88 @@ void Attention::lay_tables(const Node &node, Cache &cache, Batch &batch) {
         batch.most_pages = std::max(batch.most_pages, static_cast<int64_t>(sequence.pages.size()));
     }
     if (on_gpu()) {
-        batch.longest = ranges ? seen - batch.first_cell % batch.cell_step : seen;
-        batch.most_pages = (blocks_of(seen) + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
-        batch.most_blocks = budget_of(seen);
+        // Room to grow, so that the sizes of a captured graph stay what they are for a while.
+        const int64_t page = PAGE_BLOCKS * block_, first = ranges ? batch.first_cell % batch.cell_step : 0;
+        batch.longest = std::min((std::max<int64_t>(batch.longest, 1) + page - 1) / page * page, node.k->ne[1] - first);
+        batch.most_pages = (blocks_of(batch.longest) + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
+        batch.most_blocks = budget_of(batch.longest);
     } else if (batch.sparse) {
         batch.most_blocks = *std::max_element(batch.budgets.begin(), batch.budgets.end());
     }
-    if (count == 1 && !on_gpu()) {
-        batch.table = ranges ? nullptr : groups[0].sequence->cells().data();
-        batch.pages = groups[0].sequence->pages.data();
-    } else {
-        if (!ranges) {
-            lay_table(cache, batch);
-            batch.table = table_.data();
-        }
-        page_table_.assign(count * static_cast<size_t>(batch.most_pages), -1);
-        for (size_t i = 0; batch.sparse && i < count; ++i) {
-            const std::vector<int32_t> &pages = groups[i].sequence->pages;
-            const size_t shown = std::min(pages.size(), static_cast<size_t>(batch.most_pages));
-            std::copy_n(pages.begin(), shown, page_table_.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(batch.most_pages)));
-        }
-        batch.pages = page_table_.data();
+    const bool alone = count == 1 && !on_gpu();
+    batch.table = ranges ? nullptr : alone ? groups[0].sequence->cells().data() : tokens.show(groups, static_cast<size_t>(batch.longest));
+    if (batch.sparse) {
+        lay_pages(cache, batch);
     }
-    batch.at = {batch.lens.data(), batch.begins.data(), batch.budgets.data(), batch.table, batch.pages};
+    batch.at = {batch.lens.data(), batch.begins.data(), batch.budgets.data(), batch.pages};
+}
+
+void Attention::lay_pages(const Cache &cache, Batch &batch) {
+    const int64_t count = static_cast<int64_t>(batch.groups.size()), most = batch.most_pages;
+    auto pages_of = [&](int64_t i) -> const std::vector<int32_t> & { return batch.groups[static_cast<size_t>(i)].sequence->pages; };
+    batch.first_page = pages_of(0)[0];
+    batch.page_step = count > 1 ? pages_of(1)[0] - batch.first_page : most;
+    bool ranges = batch.page_step >= most && batch.first_page + (count - 1) * batch.page_step + most <= cache.page_count();
+    for (int64_t i = 0; i < count; ++i) {
+        for (size_t p = 0; p < pages_of(i).size() && ranges; ++p) {
+            ranges = pages_of(i)[p] == batch.first_page + i * batch.page_step + static_cast<int64_t>(p);
+        }
+    }
+    if (ranges) {
+        return;
+    }
+    batch.first_page = batch.page_step = 0;
+    page_table_.assign(static_cast<size_t>(count * most), -1);
+    for (int64_t i = 0; i < count; ++i) {
+        const size_t shown = std::min(pages_of(i).size(), static_cast<size_t>(most));
+        std::copy_n(pages_of(i).begin(), shown, page_table_.begin() + static_cast<std::ptrdiff_t>(i * most));
+    }
+    batch.pages = page_table_.data();
+}
+
+Form Attention::form_of(const Node &node) const {
+    const int64_t dim = node.head_dim;
+    if (options.method_on(on_gpu()) == Method::minmax) {
+        return {false, false, dim, dim};
+    }
+    // A GPU's fast kernels read INT4, in these dimensions.
+    return on_gpu() && dim % 64 == 0 && dim <= 256 ? Form{true, true, dim / 2, dim / 8} : Form{true, false, 2 * dim, 0};
 }
 
 void Attention::make_room(const Node &node, const Cache &cache, Layer &layer) const {
     if (layer.pages < cache.page_count()) {
-        const size_t row = static_cast<size_t>(node.kv_heads * node.head_dim), rows = static_cast<size_t>(cache.page_count() * PAGE_BLOCKS);
-        layer.first.grow(rows * row * (options.method_on(on_gpu()) == Method::axis ? 2 : 1));
-        layer.second.grow(options.method_on(on_gpu()) == Method::axis ? 0 : rows * row);
+        const Form form = form_of(node);
+        const int64_t rows = cache.page_count() * PAGE_BLOCKS * node.kv_heads;
+        layer.first.grow(static_cast<size_t>(rows * form.first));
+        layer.second.grow(static_cast<size_t>(rows * form.second));
         layer.pages = cache.page_count();
     }
 }
 
 vwd_index Attention::index_of(const Node &node, const Layer &layer, const Batch &batch) const {
     vwd_index index = VWD_INDEX_INIT;
-    const bool is_axis = options.method_on(on_gpu()) == Method::axis;
-    const int64_t dim = node.head_dim * (is_axis ? 2 : 1), heads = node.kv_heads;
-    auto summaries = [&](const Array<uint16_t> &data) {
-        return view(data.data(), layer.type, {layer.pages, PAGE_BLOCKS, heads, dim}, {PAGE_BLOCKS * heads * dim, heads * dim, dim, 1});
+    const Form form = form_of(node);
+    const int64_t heads = node.kv_heads, count = static_cast<int64_t>(batch.groups.size());
+    // Each block and KV head has `words` words of 16 bits.
+    auto summaries = [&](const Array<uint16_t> &data, int64_t words, ggml_type type) {
+        const int64_t dim = words * (type == BYTES ? 2 : 1), row = heads * dim, page = PAGE_BLOCKS * row;
+        return batch.pages != nullptr ? view(data.data(), type, {layer.pages, PAGE_BLOCKS, heads, dim}, {page, row, dim, 1})
+                                      : view(data.data() + batch.first_page * PAGE_BLOCKS * heads * words, type,
+                                             {count, batch.most_pages * PAGE_BLOCKS, heads, dim}, {batch.page_step * page, row, dim, 1});
     };
-    index.kind = is_axis ? VWD_INDEX_AXIS : VWD_INDEX_MINMAX;
+    index.kind = form.is_axis ? VWD_INDEX_AXIS : VWD_INDEX_MINMAX;
     index.block_size = static_cast<uint32_t>(block_);
-    index.table = ints(batch.at.pages, {static_cast<int64_t>(batch.groups.size()), batch.most_pages});
-    if (is_axis) {
-        index.axes = summaries(layer.first);
+    if (batch.pages != nullptr) {
+        index.table = ints(batch.at.pages, {count, batch.most_pages});
+    }
+    if (form.is_int4) {
+        index.axes = summaries(layer.first, form.first, BYTES);
+        index.axis_range = summaries(layer.second, form.second, GGML_TYPE_F16);
+    } else if (form.is_axis) {
+        index.axes = summaries(layer.first, form.first, layer.type);
     } else {
-        index.key_max = summaries(layer.first);
-        index.key_min = summaries(layer.second);
+        index.key_max = summaries(layer.first, form.first, layer.type);
+        index.key_min = summaries(layer.second, form.second, layer.type);
     }
     return index;
 }
@@ -250,11 +260,11 @@ bool Batch::is_behind() const { return !std::equal(begins.begin(), begins.end(),
 void Attention::describe(const Layer &layer, const Batch &batch, Description &description) const {
     const Batch &b = batch;
     auto add = [&](auto... words) { (description.add(words), ...); };
-    add(layer.tensor->data, b.sparse, b.at.lens, b.at.table, static_cast<int64_t>(b.groups.size()), b.rows, b.first_row, b.row_step, b.longest, b.first_cell,
+    add(layer.tensor->data, b.sparse, b.at.lens, b.table, static_cast<int64_t>(b.groups.size()), b.rows, b.first_row, b.row_step, b.longest, b.first_cell,
         b.cell_step);
     if (b.sparse) {
-        add(layer.first.data(), layer.second.data(), layer.pages, ids_.data(), counts_.data(), b.at.begins, b.at.budgets, b.at.pages, b.most_pages,
-            b.most_blocks, b.is_behind());
+        add(layer.first.data(), layer.second.data(), layer.pages, ids_.data(), counts_.data(), b.at.begins, b.at.budgets, b.at.pages, b.first_page,
+            b.page_step, b.most_pages, b.most_blocks, b.is_behind());
     }
 }
 
@@ -270,7 +280,7 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
     kv.k = cache_view(node.keys, node.k, batch);
     kv.v = cache_view(node.values, node.v, batch);
     if (batch.table != nullptr) {
-        kv.page_table = ints(batch.at.table, {count, batch.longest});
+        kv.page_table = ints(batch.table, {count, batch.longest});
     }
     kv.seq_lens = ints(batch.at.lens, {count});
 
@@ -351,7 +361,7 @@ bool Attention::compute(const Node &node, Cache &cache, Layer &layer, vwd_sessio
         }
     }
     for (Batch &batch : batches(node, is_sparse(layer), *placed)) {
-        lay_out(node, cache, batch, [&](const Sequence &sequence) { return layer.of(sequence).summarised; });
+        lay_out(node, cache, batch, tokens_, [&](const Sequence &sequence) { return layer.of(sequence).summarised; });
         if (batch.sparse) {
             make_room(node, cache, layer);
         }

@@ -5,6 +5,7 @@
 #include "counters.h"
 #include "session.h"
 #include "step.h"
+#include "token_table.h"
 
 #include <vector>
 
@@ -37,12 +38,13 @@ struct Batch {
     /** Row of the node in which the first group begins, and rows from one group to the next. */
     int64_t first_row, row_step;
     std::vector<int32_t> lens, begins, budgets;
-    /** Tokens → rows of the cache, [groups, longest]; NULL where sequences are ranges of rows. */
+    /** Tokens → rows of the cache, [groups, longest], where the calls read it; NULL where sequences are ranges of rows. */
     const int32_t *table;
     /** Room for tokens of each sequence. */
     int64_t longest;
-    /** Pages of summaries, [groups, most_pages]. */
+    /** Pages of summaries, [groups, most_pages]; NULL where those of each sequence follow each other, from one sequence to the next at equal distances. */
     const int32_t *pages;
+    int64_t first_page, page_step;
     int64_t most_pages;
     /** Room for blocks of each list. */
     int64_t most_blocks;
@@ -50,16 +52,22 @@ struct Batch {
     int64_t first_cell, cell_step;
     /** Whether some sequence has tokens that are not summarised. */
     bool is_behind() const;
-    /** The arrays above, where the calls read them. */
+    /** The other arrays above, where the calls read them. */
     struct {
-        const int32_t *lens, *begins, *budgets, *table, *pages;
+        const int32_t *lens, *begins, *budgets, *pages;
     } at;
+};
+
+/** How summaries are kept: words of 16 bits of each block and KV head, in `Layer::first` and `Layer::second`. */
+struct Form {
+    bool is_axis, is_int4;
+    int64_t first, second;
 };
 
 /** What one context computes attention with, in one memory. */
 class Attention {
   public:
-    explicit Attention(Memory &memory) : memory_(memory), block_(options_block()), ids_(memory), counts_(memory) {}
+    explicit Attention(Memory &memory) : memory_(memory), block_(options_block()), tokens_(memory), ids_(memory), counts_(memory) {}
 
     /** The whole of it, where the host reads the cache. Returns false, having written nothing that counts, where ggml has to. */
     bool compute(const Node &node, Cache &cache, Layer &layer, vwd_session *session);
@@ -69,8 +77,8 @@ class Attention {
     bool is_sparse(const Layer &layer) const;
     /** The calls that these rows need; `sparse` says whether blocks may be selected. */
     std::vector<Batch> batches(const Node &node, bool sparse, const std::vector<Placed> &placed) const;
-    /** Fills the arrays of a batch. `begin_of` tells how many tokens of a sequence are summarised. */
-    template <typename Begin> void lay_out(const Node &node, Cache &cache, Batch &batch, Begin begin_of);
+    /** Fills the arrays of a batch, `tokens` among them if need be. `begin_of` tells how many tokens of a sequence are summarised. */
+    template <typename Begin> void lay_out(const Node &node, Cache &cache, Batch &batch, TokenTable &tokens, Begin begin_of);
     /** Room for the summaries of as many pages as the cache has. */
     void make_room(const Node &node, const Cache &cache, Layer &layer) const;
     /** Enqueues update, selection and attention. */
@@ -88,8 +96,8 @@ class Attention {
     int64_t local_blocks() const;
     int64_t budget_of(int64_t tokens) const;
     bool on_gpu() const { return memory_.device_type == 2; }
-    void lay_tables(const Node &node, Cache &cache, Batch &batch);
-    void lay_table(const Cache &cache, const Batch &batch);
+    void lay_tables(const Node &node, const Cache &cache, Batch &batch, TokenTable &tokens);
+    void lay_pages(const Cache &cache, Batch &batch);
     void note_summaries(Layer &layer, const Batch &batch) const;
     bool failed(const char *call);
 
@@ -97,24 +105,18 @@ class Attention {
     vwd_tensor ints(const int32_t *data, std::initializer_list<int64_t> shape) const;
     /** Keys or values of a batch, [pages, P, Hk, dim]. */
     vwd_tensor cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch) const;
+    Form form_of(const Node &node) const;
     vwd_index index_of(const Node &node, const Layer &layer, const Batch &batch) const;
 
     Memory &memory_;
     int64_t block_;
     bool has_failed_ = false;
-    std::vector<int32_t> table_, page_table_;
+    std::vector<int32_t> page_table_;
+    TokenTable tokens_;
     Array<int32_t> ids_, counts_;
-    /** What a row of `table_` shows, each `table_length_` long. */
-    struct Shown {
-        const Cache *cache = nullptr;
-        uint64_t name = 0, version = 0;
-        size_t size = 0;
-    };
-    std::vector<Shown> shown_;
-    size_t table_length_ = 0;
 };
 
-template <typename Begin> void Attention::lay_out(const Node &node, Cache &cache, Batch &batch, Begin begin_of) {
+template <typename Begin> void Attention::lay_out(const Node &node, Cache &cache, Batch &batch, TokenTable &tokens, Begin begin_of) {
     for (const Placed &group : batch.groups) {
         Sequence &sequence = *group.sequence;
         batch.lens.push_back(static_cast<int32_t>(sequence.size()));
@@ -124,7 +126,7 @@ template <typename Begin> void Attention::lay_out(const Node &node, Cache &cache
             batch.budgets.push_back(static_cast<int32_t>(budget_of(sequence.size())));
         }
     }
-    lay_tables(node, cache, batch);
+    lay_tables(node, cache, batch, tokens);
 }
 
 }  // namespace vanward

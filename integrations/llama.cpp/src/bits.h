@@ -37,6 +37,16 @@ class Bits {
         return within;
     }
 
+    /** Elements that are not in `other`, counted as far as `enough`. */
+    size_t count_not_in(const Bits &other, size_t enough) const {
+        size_t sum = 0;
+        for (size_t w = 0; w < words.size() && sum < enough; ++w) {
+            const uint64_t rest = words[w] & ~(w < other.words.size() ? other.words[w] : 0);
+            sum += rest == 0 ? 0 : static_cast<size_t>(__builtin_popcountll(rest));
+        }
+        return sum;
+    }
+
     /** Calls `take` with each element that is in this set and not in `other`, ascending. */
     template <typename Take> void each_not_in(const Bits &other, Take take) const {
         for (size_t w = 0; w < words.size(); ++w) {

@@ -4,6 +4,7 @@
 #include "options.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -135,10 +136,22 @@ void Cache::forget() {
 }
 
 Sequence *Cache::best_match(const RowGroup &group, int stream) {
+    auto is_free = [&](const Sequence &each) { return each.stream() == stream && each.used != steps_; };
+    // At most steps a sequence has only grown by its rows' own cells, which takes no counting of all others.
+    Sequence *grown = nullptr;
+    for (auto &each : sequences_) {
+        if (is_free(*each) && (grown == nullptr || grown->size() < each->size()) && each->visible().is_within(*group.last)) {
+            grown = each.get();
+        }
+    }
+    const size_t rows = static_cast<size_t>(group.rows);
+    if (grown != nullptr && group.last->count_not_in(grown->visible(), rows + 1) <= rows) {
+        return grown;
+    }
     Sequence *best = nullptr;
     size_t most = 0;
     for (auto &each : sequences_) {
-        if (each->stream() != stream || each->used == steps_) {
+        if (!is_free(*each)) {
             continue;
         }
         Overlap both = overlap(each->visible(), *group.last);
@@ -196,7 +209,8 @@ const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int f
         if (sequence == nullptr) {
             sequences_.push_back(std::make_unique<Sequence>(stream, cells_));
             sequence = sequences_.back().get();
-            sequence->name = ++names_;
+            static std::atomic<uint64_t> names{0};
+            sequence->name = ++names;
             counters.sequences += 1;
         }
         sequence->follow(group);

@@ -41,7 +41,7 @@ struct Layer {
 
     /** No key was seen written since ggml wrote some itself: nothing is known of the keys. */
     bool blind = false;
-    /** Of 16 bits; MINMAX: largest keys, then smallest keys, AXIS: `axes`. Room for `pages` pages. */
+    /** MINMAX: largest keys, then smallest keys; AXIS: `axes`, and their range in INT4. Room for `pages` pages. */
     Array<uint16_t> first, second;
     int64_t pages = 0;
     std::unordered_map<uint64_t, Known> known;
@@ -119,7 +119,7 @@ class Cache {
     Memory &memory_;
     std::vector<std::unique_ptr<Layer>> layers_;
     std::vector<std::unique_ptr<Sequence>> sequences_;
-    uint64_t names_ = 0, steps_ = 0;
+    uint64_t steps_ = 0;
 
     Visible visible_;
     int first_stream_ = 0, streams_of_node_ = 0;

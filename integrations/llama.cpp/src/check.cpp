@@ -106,33 +106,30 @@ void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_se
 
         // Summaries: made at once of all keys, they have the bits of those that were kept.
         const int64_t blocks = blocks_of(tokens);
-        const int64_t row = node.kv_heads * node.head_dim * (options.method_on(on_gpu()) == Method::axis ? 2 : 1);
+        const Form form = form_of(node);
         if (batch.sparse) {
             const int64_t pages = (blocks + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
-            std::vector<int32_t> lens = {static_cast<int32_t>(tokens)}, order;
-            for (int64_t page = 0; page < pages; ++page) {
-                order.push_back(static_cast<int32_t>(page));
-            }
+            const int32_t len = static_cast<int32_t>(tokens);
             Layer fresh(layer.tensor, memory_);
             fresh.pages = pages;
-            fresh.first.grow(static_cast<size_t>(pages * PAGE_BLOCKS * row));
-            fresh.second.grow(options.method_on(on_gpu()) == Method::axis ? 0 : fresh.first.size());
+            fresh.first.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.first));
+            fresh.second.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.second));
             Batch alone = batch;
             alone.groups = {group};
             Array<int32_t> all(memory_);
-            all.grow(static_cast<size_t>(1 + pages + tokens));
-            all.put(0, lens.data(), 1);
-            all.put(1, order.data(), static_cast<size_t>(pages));
-            all.put(static_cast<size_t>(1 + pages), cells.data(), static_cast<size_t>(tokens));
+            all.grow(static_cast<size_t>(1 + tokens));
+            all.put(0, &len, 1);
+            all.put(1, cells.data(), static_cast<size_t>(tokens));
             alone.table = cells.data();
-            alone.most_pages = pages;
             alone.longest = tokens;
-            alone.at.pages = all.data() + 1;
+            alone.pages = nullptr;
+            alone.first_page = 0;
+            alone.page_step = alone.most_pages = pages;
             vwd_index index = index_of(node, fresh, alone);
             vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
             update.index = &index;
             update.k = cache_view(node.keys, node.k, alone);
-            update.page_table = ints(all.data() + 1 + pages, {1, tokens});
+            update.page_table = ints(all.data() + 1, {1, tokens});
             update.seq_lens = ints(all.data(), {1});
             if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
                 failed("vwd_index_update of a check");
@@ -141,12 +138,11 @@ void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_se
             for (int64_t block = 0; block < blocks; ++block) {
                 const int64_t page = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)];
                 const int64_t kept = page * PAGE_BLOCKS + block % PAGE_BLOCKS;
-                bool same = true;
-                for (auto part : {&Layer::first, &Layer::second}) {
-                    const uint16_t *a = (layer.*part).data() + kept * row, *b = (fresh.*part).data() + block * row;
-                    same = same && ((fresh.*part).empty() || memcmp(a, b, static_cast<size_t>(row) * 2) == 0);
-                }
-                counters.wrong_summaries += !same;
+                auto is_same = [&](const Array<uint16_t> &all, const Array<uint16_t> &made, int64_t words) {
+                    const int64_t row = node.kv_heads * words;
+                    return row == 0 || memcmp(all.data() + kept * row, made.data() + block * row, static_cast<size_t>(row) * 2) == 0;
+                };
+                counters.wrong_summaries += !is_same(layer.first, fresh.first, form.first) || !is_same(layer.second, fresh.second, form.second);
             }
         }
 

@@ -53,10 +53,6 @@ void Sequence::follow(const RowGroup &group) {
     slides_ = !oldest_goes ? std::max(slides_ - (before > 0 ? 1 : 0), 0) : std::min(slides_ + 4, 64);
 
     // Row r sees the tokens before the last rows − 1 − r: what only later rows see has to be at the end, in the order of the rows.
-    Bits own(static_cast<size_t>(stream_cells_));
-    for (int32_t cell : group.added) {
-        own.add(static_cast<size_t>(cell));
-    }
     std::vector<int64_t> seen_by_first;
     group.first->each_not_in(visible_, [&](size_t cell) { seen_by_first.push_back(static_cast<int64_t>(cell)); });
     size_t there = 0;  // added cells that are tokens already
@@ -68,6 +64,10 @@ void Sequence::follow(const RowGroup &group) {
         in_order = position_[static_cast<size_t>(group.added[i])] == static_cast<int32_t>(cells_.size() - there + i);
     }
     if (!in_order) {
+        Bits own(static_cast<size_t>(stream_cells_));
+        for (int32_t cell : group.added) {
+            own.add(static_cast<size_t>(cell));
+        }
         remove([&](int64_t cell) { return !own.has(static_cast<size_t>(cell)); });
     }
     for (int64_t cell : seen_by_first) {

@@ -41,7 +41,7 @@ class Sequence {
     std::vector<int32_t> pages;
     /** Step at which rows saw it last. */
     uint64_t used = 0;
-    /** What layers know it by. */
+    /** What layers know it by: another one in each sequence of the process. */
     uint64_t name = 0;
     /** On a GPU: version and size when its keys were last compared with prints, or known to be as they were. */
     uint64_t seen_version = UINT64_MAX;

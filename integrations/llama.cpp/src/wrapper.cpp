@@ -73,32 +73,18 @@ uint64_t print_of_floats(const float *key) {
 
 }  // namespace
 
-const int32_t *Mirror::show(const int32_t *values, size_t count) { return show(values, count, std::vector<size_t>{count}); }
-
-const int32_t *Mirror::show(const int32_t *values, size_t length, const std::vector<size_t> &used) {
-    const size_t count = used.size() * length;
+const int32_t *Mirror::show(const int32_t *values, size_t count) {
     if (there_.size() < count) {
         there_.grow(2 * count);
         here_.clear();
     }
-    if (here_.size() != count || used_.size() != used.size()) {
+    if (here_.size() != count) {
         here_.assign(values, values + count);
         there_.put(0, values, count);
-    } else {
-        for (size_t row = 0; row < used.size(); ++row) {
-            int32_t *before = here_.data() + row * length;
-            const int32_t *now = values + row * length, *past = now + std::max(used[row], used_[row]);
-            const int32_t *first = std::mismatch(now, past, before).first;
-            while (past > first && past[-1] == before[past - 1 - now]) {
-                --past;
-            }
-            if (first < past) {
-                std::copy(first, past, before + (first - now));
-                there_.put(row * length + static_cast<size_t>(first - now), first, static_cast<size_t>(past - first));
-            }
-        }
+    } else if (!std::equal(values, values + count, here_.begin())) {
+        std::copy(values, values + count, here_.begin());
+        there_.put(0, values, count);
     }
-    used_ = used;
     return there_.data();
 }
 
@@ -341,13 +327,6 @@ bool Wrapper::lay_out(Plan &plan) {
         }
         return begin;
     };
-    auto next = [&]() -> Mirror & {
-        if (mirrors_used_ == mirrors_.size()) {
-            mirrors_.emplace_back(*memory_);
-        }
-        return mirrors_[mirrors_used_++];
-    };
-    auto show = [&](const int32_t *values, size_t count) { return next().show(values, count); };
     for (bool sparse : {true, false}) {
         if (sparse ? plan.sparse_layers.empty() : !plan.has_dense_layers) {
             continue;
@@ -355,15 +334,17 @@ bool Wrapper::lay_out(Plan &plan) {
         std::vector<Batch> &batches = sparse ? plan.sparse : plan.dense;
         batches = attention_->batches(node, sparse, plan.placed);
         for (Batch &batch : batches) {
-            attention_->lay_out(node, *plan.cache, batch, begin_of);
+            if (mirrors_used_ == mirrors_.size()) {
+                mirrors_.emplace_back(*memory_);
+            }
+            Mirrors &mirrors = mirrors_[mirrors_used_++];
+            attention_->lay_out(node, *plan.cache, batch, mirrors.tokens, begin_of);
             const size_t count = batch.groups.size();
-            batch.at.lens = show(batch.lens.data(), count);
-            const std::vector<size_t> used(batch.lens.begin(), batch.lens.end());
-            batch.at.table = batch.table == nullptr ? nullptr : next().show(batch.table, static_cast<size_t>(batch.longest), used);
+            batch.at.lens = mirrors.lens.show(batch.lens.data(), count);
             if (batch.sparse) {
-                batch.at.begins = show(batch.begins.data(), count);
-                batch.at.budgets = show(batch.budgets.data(), count);
-                batch.at.pages = show(batch.pages, count * static_cast<size_t>(batch.most_pages));
+                batch.at.begins = mirrors.begins.show(batch.begins.data(), count);
+                batch.at.budgets = mirrors.budgets.show(batch.budgets.data(), count);
+                batch.at.pages = batch.pages == nullptr ? nullptr : mirrors.pages.show(batch.pages, count * static_cast<size_t>(batch.most_pages));
                 for (const Placed &group : batch.groups) {
                     plan.begins.push_back(begin_of(*group.sequence));
                     counters.summarised += static_cast<uint64_t>(group.sequence->size() - plan.begins.back());

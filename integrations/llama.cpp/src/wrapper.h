@@ -16,13 +16,17 @@ class Mirror {
   public:
     explicit Mirror(Memory &memory) : there_(memory) {}
     const int32_t *show(const int32_t *values, size_t count);
-    /** Rows of `length` integers, of each of which the first `used` may differ from those of another step, and the others never do. */
-    const int32_t *show(const int32_t *values, size_t length, const std::vector<size_t> &used);
 
   private:
     Array<int32_t> there_;
     std::vector<int32_t> here_;
-    std::vector<size_t> used_;
+};
+
+/** The arrays of a batch where a GPU reads them: those of a step's n-th batch lie where those of the step before lay. */
+struct Mirrors {
+    explicit Mirrors(Memory &memory) : lens(memory), begins(memory), budgets(memory), pages(memory), tokens(memory) {}
+    Mirror lens, begins, budgets, pages;
+    TokenTable tokens;
 };
 
 /** What one context computes with. ggml calls it from one thread at a time. */
@@ -118,7 +122,7 @@ class Wrapper {
         ggml_tensor shown;
     };
     std::vector<Mask> masks_;
-    std::vector<Mirror> mirrors_;
+    std::vector<Mirrors> mirrors_;
     size_t mirrors_used_ = 0;
     std::vector<Reading> readings_;
     std::unique_ptr<Array<int32_t>> numbers_;

@@ -111,10 +111,10 @@ def model():
     return fetched.stdout.strip()
 
 
-def tiny(build, architecture="llama"):
-    path = pathlib.Path(build) / f"tiny-{architecture}.gguf"
+def tiny(build, architecture="llama", head_dim=32):
+    path = pathlib.Path(build) / f"tiny-{architecture}-{head_dim}.gguf"
     if not path.exists():
-        subprocess.run([sys.executable, HERE / "tiny_model.py", path, architecture], check=True)
+        subprocess.run([sys.executable, HERE / "tiny_model.py", path, architecture, str(head_dim)], check=True)
     return path
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a small model with random weights as GGUF: `tiny_model.py FILE [llama|gemma2|gpt-oss] [SEED]`.
+"""Writes a small model with random weights as GGUF: `tiny_model.py FILE [llama|gemma2|gpt-oss] [CHANNELS OF A HEAD] [SEED]`.
 
 gemma2 has a sliding window in every second layer, and soft caps; gpt-oss has such windows, and sinks.
 
@@ -12,8 +12,7 @@ import random
 import struct
 import sys
 
-LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY, CONTEXT, WINDOW, EXPERTS = 4, 6, 2, 32, 128, 96, 4096, 64, 2
-EMBEDDING = HEADS * HEAD_DIM
+LAYERS, HEADS, KV_HEADS, FEED_FORWARD, VOCABULARY, CONTEXT, WINDOW, EXPERTS = 4, 6, 2, 128, 96, 4096, 64, 2
 U32, F32, STRING = 4, 6, 8  # types of metadata
 
 
@@ -26,70 +25,71 @@ def metadata(name, kind, value):
     return string(name) + struct.pack("<I", kind) + packed
 
 
-def shapes(architecture):
+def shapes(architecture, head_dim):
     """Names and extents, the contiguous one first."""
-    yield "token_embd.weight", (EMBEDDING, VOCABULARY)
-    yield "output_norm.weight", (EMBEDDING,)
+    embedding = HEADS * head_dim
+    yield "token_embd.weight", (embedding, VOCABULARY)
+    yield "output_norm.weight", (embedding,)
     if architecture != "gemma2":
-        yield "output.weight", (EMBEDDING, VOCABULARY)
+        yield "output.weight", (embedding, VOCABULARY)
     for i in range(LAYERS):
-        yield f"blk.{i}.attn_norm.weight", (EMBEDDING,)
-        yield f"blk.{i}.attn_q.weight", (EMBEDDING, HEADS * HEAD_DIM)
-        yield f"blk.{i}.attn_k.weight", (EMBEDDING, KV_HEADS * HEAD_DIM)
-        yield f"blk.{i}.attn_v.weight", (EMBEDDING, KV_HEADS * HEAD_DIM)
-        yield f"blk.{i}.attn_output.weight", (HEADS * HEAD_DIM, EMBEDDING)
+        yield f"blk.{i}.attn_norm.weight", (embedding,)
+        yield f"blk.{i}.attn_q.weight", (embedding, HEADS * head_dim)
+        yield f"blk.{i}.attn_k.weight", (embedding, KV_HEADS * head_dim)
+        yield f"blk.{i}.attn_v.weight", (embedding, KV_HEADS * head_dim)
+        yield f"blk.{i}.attn_output.weight", (HEADS * head_dim, embedding)
         if architecture == "gpt-oss":
             yield f"blk.{i}.attn_sinks.weight", (HEADS,)
-            yield f"blk.{i}.attn_output.bias", (EMBEDDING,)
-            yield f"blk.{i}.post_attention_norm.weight", (EMBEDDING,)
-            yield f"blk.{i}.ffn_gate_inp.weight", (EMBEDDING, EXPERTS)
+            yield f"blk.{i}.attn_output.bias", (embedding,)
+            yield f"blk.{i}.post_attention_norm.weight", (embedding,)
+            yield f"blk.{i}.ffn_gate_inp.weight", (embedding, EXPERTS)
             yield f"blk.{i}.ffn_gate_inp.bias", (EXPERTS,)
-            for part, shape in [("gate", (EMBEDDING, FEED_FORWARD)), ("up", (EMBEDDING, FEED_FORWARD)), ("down", (FEED_FORWARD, EMBEDDING))]:
+            for part, shape in [("gate", (embedding, FEED_FORWARD)), ("up", (embedding, FEED_FORWARD)), ("down", (FEED_FORWARD, embedding))]:
                 yield f"blk.{i}.ffn_{part}_exps.weight", (*shape, EXPERTS)
                 yield f"blk.{i}.ffn_{part}_exps.bias", (shape[1], EXPERTS)
             continue
-        yield f"blk.{i}.ffn_norm.weight", (EMBEDDING,)
+        yield f"blk.{i}.ffn_norm.weight", (embedding,)
         if architecture == "gemma2":
-            yield f"blk.{i}.post_attention_norm.weight", (EMBEDDING,)
-            yield f"blk.{i}.post_ffw_norm.weight", (EMBEDDING,)
-        yield f"blk.{i}.ffn_gate.weight", (EMBEDDING, FEED_FORWARD)
-        yield f"blk.{i}.ffn_up.weight", (EMBEDDING, FEED_FORWARD)
-        yield f"blk.{i}.ffn_down.weight", (FEED_FORWARD, EMBEDDING)
+            yield f"blk.{i}.post_attention_norm.weight", (embedding,)
+            yield f"blk.{i}.post_ffw_norm.weight", (embedding,)
+        yield f"blk.{i}.ffn_gate.weight", (embedding, FEED_FORWARD)
+        yield f"blk.{i}.ffn_up.weight", (embedding, FEED_FORWARD)
+        yield f"blk.{i}.ffn_down.weight", (FEED_FORWARD, embedding)
 
 
-def main(path, architecture, seed):
+def main(path, architecture, head_dim, seed):
     numbers = random.Random(seed)
     facts = [
         ("general.architecture", STRING, architecture),
         (f"{architecture}.block_count", U32, LAYERS),
         (f"{architecture}.context_length", U32, CONTEXT),
-        (f"{architecture}.embedding_length", U32, EMBEDDING),
+        (f"{architecture}.embedding_length", U32, HEADS * head_dim),
         (f"{architecture}.feed_forward_length", U32, FEED_FORWARD),
         (f"{architecture}.attention.head_count", U32, HEADS),
         (f"{architecture}.attention.head_count_kv", U32, KV_HEADS),
         (f"{architecture}.attention.layer_norm_rms_epsilon", F32, 1e-5),
-        (f"{architecture}.rope.dimension_count", U32, HEAD_DIM),
+        (f"{architecture}.rope.dimension_count", U32, head_dim),
         (f"{architecture}.vocab_size", U32, VOCABULARY),
         ("tokenizer.ggml.model", STRING, "no_vocab"),
     ]
     if architecture == "gemma2":
         facts += [
-            ("gemma2.attention.key_length", U32, HEAD_DIM),
-            ("gemma2.attention.value_length", U32, HEAD_DIM),
+            ("gemma2.attention.key_length", U32, head_dim),
+            ("gemma2.attention.value_length", U32, head_dim),
             ("gemma2.attention.sliding_window", U32, WINDOW),
             ("gemma2.attn_logit_softcapping", F32, 5.0),
             ("gemma2.final_logit_softcapping", F32, 30.0),
         ]
     if architecture == "gpt-oss":
         facts += [
-            ("gpt-oss.attention.key_length", U32, HEAD_DIM),
-            ("gpt-oss.attention.value_length", U32, HEAD_DIM),
+            ("gpt-oss.attention.key_length", U32, head_dim),
+            ("gpt-oss.attention.value_length", U32, head_dim),
             ("gpt-oss.attention.sliding_window", U32, WINDOW),
             ("gpt-oss.expert_count", U32, EXPERTS),
             ("gpt-oss.expert_used_count", U32, 1),
             ("gpt-oss.expert_feed_forward_length", U32, FEED_FORWARD),
         ]
-    tensors = list(shapes(architecture))
+    tensors = list(shapes(architecture, head_dim))
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts))
     header += b"".join(metadata(*fact) for fact in facts)
     offset = 0
@@ -109,5 +109,5 @@ def main(path, architecture, seed):
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:] + ["llama", "1"][len(sys.argv) - 2 :]
-    main(arguments[0], arguments[1], int(arguments[2]))
+    arguments = sys.argv[1:] + ["llama", "32", "1"][len(sys.argv) - 2 :]
+    main(arguments[0], arguments[1], int(arguments[2]), int(arguments[3]))
