@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 namespace vanward {
 
@@ -120,8 +121,7 @@ std::vector<Batch> Attention::batches(const Node &node, bool sparse_layer, const
     std::vector<Batch> result;
     for (const Placed &group : placed) {
         const int64_t size = group.sequence->size();
-        const bool sparse = sparse_layer && size > options.dense_below_on(on_gpu()) && !group.sequence->slides() &&
-                            !(options.budget_tokens >= size);
+        const bool sparse = sparse_layer && size > dense_up_to() && !group.sequence->slides();
         const int64_t row = static_cast<int64_t>(group.stream) * node.rows + group.first_row;
         bool joins = false;
         if (!result.empty()) {
@@ -146,18 +146,41 @@ std::vector<Batch> Attention::batches(const Node &node, bool sparse_layer, const
     return result;
 }
 
+int64_t Attention::dense_up_to() const { return std::max(options.dense_below_on(on_gpu()), options.budget_tokens); }
+
+bool Attention::pays(const Node &node, bool sparse_layer, const std::vector<Placed> &placed) const {
+    int64_t tokens = 0;
+    for (Batch &batch : batches(node, sparse_layer, placed)) {
+        if (batch.sparse || find_ranges(node, batch)) {
+            return true;
+        }
+        for (const Placed &group : batch.groups) {
+            tokens += group.sequence->size();
+        }
+    }
+    // Tables of single cells cost a few per cent.
+    return 4 * tokens < 3 * node.k->ne[1] * node.streams;
+}
+
+/** Whether the sequences are ranges of rows at equal distances: `first_cell` and `cell_step` then say which. */
+bool Attention::find_ranges(const Node &node, Batch &batch) const {
+    auto first_of = [](const Placed &group) { return group.sequence->size() > 0 ? group.sequence->cells()[0] : 0; };
+    batch.first_cell = first_of(batch.groups[0]);
+    batch.cell_step = node.keys->ne[1];
+    int64_t first = batch.first_cell;
+    return std::all_of(batch.groups.begin(), batch.groups.end(), [&](const Placed &group) {
+        const int64_t expected = std::exchange(first, first + batch.cell_step);
+        return group.sequence->is_range() && first_of(group) == expected;
+    });
+}
+
 void Attention::lay_tables(const Node &node, const Cache &cache, Batch &batch, TokenTable &tokens) {
     const std::vector<Placed> &groups = batch.groups;
     const size_t count = groups.size();
-    bool ranges = true;
-    batch.first_cell = groups[0].sequence->size() > 0 ? groups[0].sequence->cells()[0] : 0;
-    batch.cell_step = node.keys->ne[1];
-    for (size_t i = 0; i < count; ++i) {
-        Sequence &sequence = *groups[i].sequence;
-        const int64_t first = sequence.size() > 0 ? sequence.cells()[0] : 0;
-        ranges = ranges && sequence.is_range() && first == batch.first_cell + static_cast<int64_t>(i) * batch.cell_step;
-        batch.longest = std::max(batch.longest, sequence.size());
-        batch.most_pages = std::max(batch.most_pages, static_cast<int64_t>(sequence.pages.size()));
+    const bool ranges = find_ranges(node, batch);
+    for (const Placed &group : groups) {
+        batch.longest = std::max(batch.longest, group.sequence->size());
+        batch.most_pages = std::max(batch.most_pages, static_cast<int64_t>(group.sequence->pages.size()));
     }
     if (on_gpu()) {
         // Room to grow, so that the sizes of a captured graph stay what they are for a while.

@@ -77,6 +77,10 @@ class Attention {
     bool is_sparse(const Layer &layer) const;
     /** The calls that these rows need; `sparse` says whether blocks may be selected. */
     std::vector<Batch> batches(const Node &node, bool sparse, const std::vector<Placed> &placed) const;
+    /** Whether this is expected to take less time than ggml's attention of a GPU, which reads all cells at once for all rows. */
+    bool pays(const Node &node, bool sparse, const std::vector<Placed> &placed) const;
+    /** Tokens up to which a sequence is attended to whole. */
+    int64_t dense_up_to() const;
     /** Fills the arrays of a batch, `tokens` among them if need be. `begin_of` tells how many tokens of a sequence are summarised. */
     template <typename Begin> void lay_out(const Node &node, Cache &cache, Batch &batch, TokenTable &tokens, Begin begin_of);
     /** Room for the summaries of as many pages as the cache has. */
@@ -96,6 +100,7 @@ class Attention {
     int64_t local_blocks() const;
     int64_t budget_of(int64_t tokens) const;
     bool on_gpu() const { return memory_.device_type == 2; }
+    bool find_ranges(const Node &node, Batch &batch) const;
     void lay_tables(const Node &node, const Cache &cache, Batch &batch, TokenTable &tokens);
     void lay_pages(const Cache &cache, Batch &batch);
     void note_summaries(Layer &layer, const Batch &batch) const;

@@ -129,6 +129,14 @@ void Cache::written(int64_t row) {
     }
 }
 
+int64_t Cache::longest() const {
+    int64_t longest = 0;
+    for (const auto &each : sequences_) {
+        longest = std::max(longest, each->size());
+    }
+    return longest;
+}
+
 void Cache::forget() {
     for (auto &each : layers_) {
         each->forget();

@@ -79,6 +79,8 @@ class Cache {
     }
     bool on_gpu() const { return memory_.device_type == 2; }
     bool has_sequences() const { return !sequences_.empty(); }
+    /** Tokens of the longest sequence. */
+    int64_t longest() const;
     /** Attentions so far whose masks were different ones. */
     uint64_t steps() const { return steps_; }
 

@@ -16,7 +16,7 @@ namespace vanward {
 
 namespace {
 
-/** Steps after which keys are compared with their prints whatever happened. */
+/** Steps after which keys are compared with their prints, and masks are read, whatever happened. */
 constexpr uint64_t STEPS_BETWEEN_CHECKS = 256;
 /** Channels of a key that its print is made of. */
 constexpr int64_t PRINTED = 8;
@@ -298,27 +298,54 @@ bool Wrapper::make_plans() {
             }
         }
     }
-    mirrors_used_ = 0;
+    bool any = false;
     for (Plan &plan : plans_) {
         std::lock_guard<std::mutex> guard(plan.cache->mutex);
-        if (!lay_out(plan)) {
-            plan.placed.clear();
-        }
+        any |= place(plan);
     }
-    return std::any_of(plans_.begin(), plans_.end(), [](const Plan &plan) { return !plan.placed.empty(); });
+    return any;
 }
 
-bool Wrapper::lay_out(Plan &plan) {
+bool Wrapper::place(Plan &plan) {
     const Node &node = plan.node;
     const ggml_tensor *mask = nullptr;
     for (const Mask &each : masks_) {
         mask = each.tensor == node.mask ? &each.shown : mask;
     }
     const std::vector<Placed> *placed = plan.cache->place(mask, node.rows, node.first_stream, node.streams, node.k->ne[1]);
-    if (placed == nullptr) {
-        return false;
+    if (placed != nullptr) {
+        plan.placed = *placed;
     }
-    plan.placed = *placed;
+    return placed != nullptr;
+}
+
+bool Wrapper::is_left_unseen() {
+    int64_t written = 0;
+    for (const Write &write : writes_) {
+        written = std::max(written, write.numbers->ne[0]);
+    }
+    short_.longest += written;
+    const bool is_like_it = !cuts_.empty() && short_.rows == cuts_[0].node.rows * cuts_[0].node.streams && short_.attentions == cuts_.size();
+    return is_like_it && options.sparse && short_.longest <= attention_->dense_up_to() && ++short_.steps < STEPS_BETWEEN_CHECKS;
+}
+
+bool Wrapper::is_left() {
+    short_ = {};
+    for (Plan &plan : plans_) {
+        std::lock_guard<std::mutex> guard(plan.cache->mutex);
+        short_.longest = std::max(short_.longest, plan.cache->longest());
+        if (!options.sparse || plan.placed.empty() || (!plan.sparse_layers.empty() && attention_->pays(plan.node, true, plan.placed)) ||
+            (plan.has_dense_layers && attention_->pays(plan.node, false, plan.placed))) {
+            return false;
+        }
+    }
+    short_.rows = cuts_[0].node.rows * cuts_[0].node.streams;
+    short_.attentions = cuts_.size();
+    return true;
+}
+
+void Wrapper::lay_out(Plan &plan) {
+    const Node &node = plan.node;
     look_for_changes(plan);
     auto begin_of = [&](const Sequence &sequence) {
         int64_t begin = sequence.size();
@@ -362,7 +389,6 @@ bool Wrapper::lay_out(Plan &plan) {
             }
         }
     }
-    return true;
 }
 
 // --- attention ----------------------------------------------------------------------------------------------------------------
@@ -597,6 +623,10 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
     if (memory_ == nullptr || !look_through(graph)) {
         return pass_whole(graph);
     }
+    if (is_left_unseen()) {
+        counters.declined_short += cuts_.size();
+        return pass_whole(graph);
+    }
     InContext current(gpu_.context());
     ggml.ggml_reset(tensors_);
     alone_ = ggml.ggml_new_graph_custom(tensors_, 8, false);
@@ -604,6 +634,17 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
     if (cuts_.empty() || !make_plans()) {
         counters.passed += cuts_.size();
         return pass_whole(graph);
+    }
+    if (is_left()) {
+        counters.declined_short += cuts_.size();
+        return pass_whole(graph);
+    }
+    mirrors_used_ = 0;
+    for (Plan &plan : plans_) {
+        std::lock_guard<std::mutex> guard(plan.cache->mutex);
+        if (!plan.placed.empty()) {
+            lay_out(plan);
+        }
     }
     ggml_status status = GGML_STATUS_SUCCESS;
     if (!run_captured(graph)) {

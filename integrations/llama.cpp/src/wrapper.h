@@ -80,8 +80,13 @@ class Wrapper {
     /** What the graph does with caches. Returns false where it is the wrapped backend's as a whole. */
     bool look_through(ggml_cgraph *graph);
     void read_inputs();
+    /** Which rows are of which sequences. Returns false where none is known. */
     bool make_plans();
-    bool lay_out(Plan &plan);
+    bool place(Plan &plan);
+    void lay_out(Plan &plan);
+    /** Whether the step is ggml's, as all sequences are short: as far as is known without reading inputs, and by the plans. */
+    bool is_left_unseen();
+    bool is_left();
     bool attend(const Cut &cut);
     const std::vector<Batch> &batches_of(const Cut &cut) const;
     void look_for_changes(Plan &plan);
@@ -108,6 +113,15 @@ class Wrapper {
     /** Stands before whatever is passed on during a capture, and is another one each time: ggml captures nothing itself then. */
     ggml_tensor nothing_ = {};
     std::vector<ggml_tensor *> with_nothing_;
+
+    /** The last step that was left to ggml by its plans. Steps like it are left, too, until a sequence may have become long. */
+    struct Short {
+        int rows = 0;
+        size_t attentions = 0;
+        int64_t longest = 0;  ///< at most, with what was written since
+        uint64_t steps = 0;
+    };
+    Short short_;
 
     std::vector<Plan> plans_;
     std::vector<Cut> cuts_;

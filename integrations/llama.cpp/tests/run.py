@@ -272,6 +272,22 @@ class OnEmulatedGpu(WithRelease):
         self.assertIn("vanward: VANWARD0 is left to ggml: ", done.stderr)
         self.assertEqual(Output(done.stdout).sum, self.cases(self.tiny, None, depth=100, count=2, context=0).sum)
 
+    def test_sequences_that_are_all_short_are_left_to_ggml(self):
+        def compare(count):
+            return run(self.release, self.tiny, self.COMMON, "compare", sequences=2, unified=1, depth=240, count=count, random_text=1, flash=1,
+                       variants="stock/ENABLED=0,short/DENSE_BELOW=300")
+
+        # Neither has 300 tokens, though the cache has.
+        out = compare(14)
+        self.assertEqual(re.findall(r"compare (\w+) .* logits_differ (\d+)", out.text), [("stock", "0"), ("short", "0")])
+        self.assertEqual(out["dense"] + out["sparse"] + out["passed"], 0)
+        self.assertGreater(out["declined_short"], 0)
+        # Both have in the end.
+        out = compare(100)
+        self.assertGreater(out["declined_short"], 0)
+        self.assertGreater(out["sparse"], 0)
+        self.assertEqual(out["wrong_outputs"] + out["wrong_tokens"] + out["wrong_summaries"] + out["errors"] + out["passed"], 0)
+
     def test_steps_of_two_sequences_have_the_same_bits_again(self):
         # Where the host computes, no step is captured: this is for the command that a GPU's machine is asked with.
         out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare", depth=240, count=24, sequences=2, random_text=1,
