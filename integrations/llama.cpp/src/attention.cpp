@@ -158,7 +158,7 @@ bool Attention::pays(const Node &node, bool sparse_layer, const std::vector<Plac
             tokens += group.sequence->size();
         }
     }
-    // Tables of single cells cost a few per cent.
+    // Where the sequences were the whole cache, tables of single cells cost a few per cent; from which share of it on they do was not measured.
     return 4 * tokens < 3 * node.k->ne[1] * node.streams;
 }
 

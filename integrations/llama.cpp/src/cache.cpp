@@ -145,7 +145,7 @@ void Cache::forget() {
 
 Sequence *Cache::best_match(const RowGroup &group, int stream) {
     auto is_free = [&](const Sequence &each) { return each.stream() == stream && each.used != steps_; };
-    // At most steps a sequence has only grown by its rows' own cells, which takes no counting of all others.
+    // In most steps a sequence has only grown by its rows' own cells, which takes no counting of all others.
     Sequence *grown = nullptr;
     for (auto &each : sequences_) {
         if (is_free(*each) && (grown == nullptr || grown->size() < each->size()) && each->visible().is_within(*group.last)) {

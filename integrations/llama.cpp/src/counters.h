@@ -10,8 +10,8 @@
     X(writes, "writes of keys or values")                                                                                      \
     X(passed, "attentions passed to ggml because of what the mask holds, or after an error")                                   \
     X(errors, "calls into Vanward that failed")                                                                                \
-    X(declined_rows, "attentions left to ggml: more rows than a decode step has")                                 \
-    X(declined_short, "attentions left to ggml: the cache is below the threshold, or on a GPU all sequences are")                                             \
+    X(declined_rows, "attentions left to ggml: more rows than a decode step has")                                              \
+    X(declined_short, "attentions left to ggml: the cache is below the threshold, or on a GPU all sequences are")              \
     X(declined_threads, "attentions left to ggml: several threads, and they are not OpenMP's")                                 \
     X(declined_type, "attentions left to ggml: another type of cache, shape or bias")                                          \
     X(declined_trained, "attentions left to ggml: the model selects by itself")                                                \

@@ -1,14 +1,16 @@
 #include "token_table.h"
 
+#include <utility>
+
 namespace vanward {
 
 const int32_t *TokenTable::show(const std::vector<Placed> &groups, size_t length) {
     const size_t count = groups.size();
-    if (length != length_ || there_.size() < count * length) {
-        if (there_.size() < count * length) {
-            there_.grow(2 * count * length);
-        }
-        length_ = length;
+    if (there_.size() < count * length) {
+        there_.grow(2 * count * length);
+        rows_.clear();
+    }
+    if (length != std::exchange(length_, length)) {
         rows_.clear();
     }
     rows_.resize(count);

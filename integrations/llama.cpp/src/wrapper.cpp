@@ -78,11 +78,8 @@ const int32_t *Mirror::show(const int32_t *values, size_t count) {
         there_.grow(2 * count);
         here_.clear();
     }
-    if (here_.size() != count) {
+    if (!std::equal(values, values + count, here_.begin(), here_.end())) {
         here_.assign(values, values + count);
-        there_.put(0, values, count);
-    } else if (!std::equal(values, values + count, here_.begin())) {
-        std::copy(values, values + count, here_.begin());
         there_.put(0, values, count);
     }
     return there_.data();
