@@ -4,8 +4,9 @@
 
 Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, with and without filters and draft rows. FlashInfer takes probabilities: its
 softmax is timed with it and alone. `copy` is
-a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. Microseconds,
-medians; logits are in no cache.
+a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. `cold` is what the call
+adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an engine: its instructions come from
+memory, too. Microseconds, medians; logits are in no cache.
 """
 
 import math
@@ -109,7 +110,8 @@ def measure(session, timer, rows, quick):
                     if batch <= 8:
                         case.check()
                     row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters=filters, draft_rows=has_rows, bytes=size)
-                    row.update(vanward_graph=timer.graph(case.ours(), sets), copy=timer.copy(size))
+                    ours = case.ours()
+                    row.update(vanward_graph=timer.graph(ours, sets), vanward_cold=timer.cold(ours, sets), copy=timer.copy(size))
                     if quick != "goals":
                         row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
                     if flashinfer and gamma and not filters:

@@ -14,11 +14,29 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"
 import vanward  # noqa: E402
 
 _FLUSH_BYTES = 256 << 20  # larger than any L2 cache
-_EMPTY_PTX = b""".version 7.0
+_CODE_BYTES = 128 << 10  # more than the instructions that a multiprocessor keeps
+_PTX = """.version 7.0
 .target sm_80
 .address_size 64
 .visible .entry empty() { ret; }
+.visible .entry evict_code(.param .u64 data) {
+.reg .f32 %f<9>;
+.reg .u64 %r<3>;
+ld.param.u64 %r1, [data];
+cvta.to.global.u64 %r2, %r1;
+LOADS
+FMAS
+st.global.f32 [%r2], %f0;
+ret;
+}
 """
+
+
+def _ptx():
+    """A kernel that does nothing, and one of _CODE_BYTES of instructions, 16 bytes each, that runs them once."""
+    loads = "\n".join(f"ld.global.f32 %f{n}, [%r2+{4 * n}];" for n in range(8))
+    fmas = "\n".join(f"fma.rn.f32 %f{n % 8}, %f{n % 8}, %f{(n + 3) % 8}, %f{(n + 5) % 8};" for n in reversed(range(_CODE_BYTES // 16)))
+    return _PTX.replace("LOADS", loads).replace("FMAS", fmas).encode()
 
 
 class Timer:
@@ -26,13 +44,20 @@ class Timer:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         self._cuda = ctypes.CDLL("libcuda.so.1")
         module = ctypes.c_void_p()
-        self._empty = ctypes.c_void_p()
-        assert self._cuda.cuModuleLoadData(ctypes.byref(module), _EMPTY_PTX) == 0
-        assert self._cuda.cuModuleGetFunction(ctypes.byref(self._empty), module, b"empty") == 0
+        self._empty, self._evict_code = ctypes.c_void_p(), ctypes.c_void_p()
+        assert self._cuda.cuModuleLoadData(ctypes.byref(module), _ptx()) == 0
+        for kernel, name in [(self._empty, b"empty"), (self._evict_code, b"evict_code")]:
+            assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, name) == 0
+        self._data = ctypes.c_uint64(self._flush.data_ptr())
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._data))
+        self._multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
 
     def launch_empty(self, _=0):
+        self._launch(self._empty, 1, None)
+
+    def _launch(self, kernel, ctas, arguments):
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self._cuda.cuLaunchKernel(self._empty, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+        assert self._cuda.cuLaunchKernel(kernel, ctas, 1, 1, 32, 1, 1, 0, stream, arguments, None) == 0
 
     def event(self, call, sets, repeats=100):
         """Median microseconds of call(i) between two events, the host's time in it. No cache holds set i."""
@@ -93,10 +118,20 @@ class Timer:
     def among(self, call, sets):
         """
         Median microseconds that call(i) adds to a CUDA graph in which a read that fills the cache goes before each, as a layer's weights
-        do in an engine: beside the inputs, the kernel's code has to come from memory, and it cannot begin before the other one ends.
+        do in an engine: it cannot begin before the other one ends.
         """
-        fill = lambda: self._flush.view(torch.int64).sum()  # noqa: E731
+        return self._after(lambda: self._flush.view(torch.int64).sum(), call, sets)
 
+    def cold(self, call, sets):
+        """As `among`, with a kernel of many instructions before the read: those of the call have to come from memory, too."""
+
+        def fill():
+            self._launch(self._evict_code, 2 * self._multiprocessors, self._arguments)
+            self._flush.view(torch.int64).sum()
+
+        return self._after(fill, call, sets)
+
+    def _after(self, fill, call, sets):
         def both(i):
             fill()
             call(i)

@@ -275,7 +275,7 @@ template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, Ro
     RowRecord(&rows)[MOST_ROWS] = *reinterpret_cast<RowRecord(*)[MOST_ROWS]>(stages);
     const Decided decided(p, ending, i * count, rows, ending.drafted(p));
     const Walked walked = walk<false>(decided, shared.draw);
-    conclude(decided, shared.draw, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
+    conclude<false>(decided, shared.draw, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
 }
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 5) sample_cluster(const __grid_constant__ SampleParams p) {

@@ -84,8 +84,9 @@ template <bool REJECTS> __device__ inline Walked walk(const Decided &decided, Dr
     return {min(end / 2 + end % 2, steps), end % 2 != 0};
 }
 
-// Cuts what a request commits, and writes it. `next` gives the token of row walked.accepted, and may add to the status.
-template <typename Next> __device__ inline void conclude(const Decided &decided, DrawShared &shared, const Walked &walked, const Next &next) {
+// Cuts what a request commits, and writes it. `next` gives the token of row walked.accepted, and may add to the status. ANY: with log-probabilities and
+// rows of a draft.
+template <bool ANY, typename Next> __device__ inline void conclude(const Decided &decided, DrawShared &shared, const Walked &walked, const Next &next) {
     const SampleParams &p = decided.p;
     const Turn &turn = decided.turn;
     const RowRecord *rows = decided.rows;
@@ -106,13 +107,13 @@ template <typename Next> __device__ inline void conclude(const Decided &decided,
     if (reason == GOES_ON && n && n == turn.remaining) reason = FULL;
     // Rows of the draft count where they were looked at.
     uint32 of_row = r < looked_at ? rows[r].status : 0;
-    if (p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= decided.all[p.gamma + 1 + r].status & SAW_NAN;
+    if (ANY && p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= decided.all[p.gamma + 1 + r].status & SAW_NAN;
     status |= cta_or(shared, of_row);
     const uint32 i = turn.request;
     if (r <= p.gamma) {
         const int64 mine = r >= n ? -1 : r < accepted ? decided.drafted : token;
         if (p.committed) store_token(p.committed.at(i, r), p.wide & WIDE_NEXT, mine);
-        if (p.logprobs) {
+        if (ANY && p.logprobs) {
             float ln = 0.0f;
             if (mine >= 0) {
                 const Source target = turn.source(p, r);

@@ -48,7 +48,9 @@ extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, ANY_SEGMENT_CTAS) 
 
 // --- rows ------------------------------------------------------------------------------------------------------------------------
 
-template <bool FILTERS> __device__ inline void take_row(const SampleParams &p, DrawShared &shared, FilterShared *filter) {
+// FILTERS: rows may have some. ANY: rows may be weights, have log-probabilities, and be verified by rejection; the compiler leaves that out elsewhere,
+// more than half of the code.
+template <bool FILTERS, bool ANY> __device__ inline void take_row(const SampleParams &p, DrawShared &shared, FilterShared *filter) {
     __shared__ RowRecord decided_rows[MOST_ROWS];
     begin(p);
     const SamplingParams &sampling = p.sampling;
@@ -59,38 +61,49 @@ template <bool FILTERS> __device__ inline void take_row(const SampleParams &p, D
     const int64 drafted = turn.drafted(p);
     bool is_there;
     Source source = turn.source(p, needs ? slot : 0, is_there);
+    if (!ANY) source.scale.is_weights = source.kept.scale.is_weights = false;
     allow_next_kernel();
     wait_for_previous_kernel();
     if (needs) {
         RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
-        if (is_there) found = decide_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), p.logprobs && slot <= p.gamma, draws, number);
+        if (is_there) found = decide_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), ANY && p.logprobs && slot <= p.gamma, draws, number);
         if (threadIdx.x == 0) sampling.rows[n] = found;
     }
     if (!is_last_of_request(shared, sampling.counters[i], count)) return;
     const Decided decided(p, turn, n - slot, decided_rows, drafted);
-    const Walked walked = walk<true>(decided, shared);
+    const Walked walked = walk<ANY>(decided, shared);
     const uint32 row = walked.accepted;
-    if (p.rule == REJECTION && p.gamma) {
+    if (ANY && p.rule == REJECTION && p.gamma) {
         const bool is_refused = !walked.is_stopped && decided.tries(row);
         if (threadIdx.x == 0) sampling.refused[i] = is_refused ? row : NO_REFUSAL;
         if (is_refused) return;
     }
-    conclude(decided, shared, walked, [&](uint32 &) -> int64 {
-        if (turn.is_greedy() || p.rule == COUPLED) return decided.rows[row].token;
+    conclude<ANY>(decided, shared, walked, [&](uint32 &) -> int64 {
+        if (!ANY || turn.is_greedy() || p.rule == COUPLED) return decided.rows[row].token;
         const SummedRow target = decided.row(row);
         return draw_from_row(shared, target.source, target.records, target.sum, turn.number(p, row, DRAW));
     });
 }
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_rows(const __grid_constant__ SampleParams p) {
-    __shared__ DrawShared shared;
-    take_row<false>(p, shared, nullptr);
-}
-
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_rows_filtered(const __grid_constant__ SampleParams p) {
+template <bool ANY> __device__ inline void take_filtered_row(const SampleParams &p) {
     __shared__ DrawShared shared;
     __shared__ FilterShared filter;
-    take_row<true>(p, shared, &filter);
+    take_row<true, ANY>(p, shared, &filter);
+}
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_rows(const __grid_constant__ SampleParams p) {
+    __shared__ DrawShared shared;
+    take_row<false, false>(p, shared, nullptr);
+}
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_rows_any(const __grid_constant__ SampleParams p) {
+    __shared__ DrawShared shared;
+    take_row<false, true>(p, shared, nullptr);
+}
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_rows_filtered(const __grid_constant__ SampleParams p) {
+    take_filtered_row<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_rows_filtered_any(const __grid_constant__ SampleParams p) {
+    take_filtered_row<true>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(const __grid_constant__ SampleParams p) {
@@ -126,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(co
     // What ends the request is asked for again: registers are few while segments are summed.
     const Turn ending(p, sampling.first + i);
     const Decided decided(p, ending, first, decided_rows, ending.drafted(p));
-    conclude(decided, shared, {row, false}, [&](uint32 &status) -> int64 {
+    conclude<true>(decided, shared, {row, false}, [&](uint32 &status) -> int64 {
         if (!trial.set_rest(threadIdx.x < segments() ? rest(threadIdx.x) : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
         return trial.draw_rest(ending.number(p, row, DRAW));
     });

@@ -20,8 +20,9 @@ pub struct Kernels {
     segments_any: Kernel,
     /// The same as streams, on devices with bulk copies.
     streamed: Option<[Kernel; 2]>,
-    rows: Kernel,
-    rows_filtered: Kernel,
+    /// Without filters and with them; the second of each takes what `segments_any` takes, draft rows and rejection.
+    rows: [Kernel; 2],
+    rows_filtered: [Kernel; 2],
     residual: Kernel,
 }
 
@@ -56,8 +57,8 @@ impl cuda::Kernels for Kernels {
             streamed,
             segments: kernel("sample_segments")?,
             segments_any: kernel("sample_segments_any")?,
-            rows: kernel("sample_rows")?,
-            rows_filtered: kernel("sample_rows_filtered")?,
+            rows: [kernel("sample_rows")?, kernel("sample_rows_any")?],
+            rows_filtered: [kernel("sample_rows_filtered")?, kernel("sample_rows_filtered_any")?],
             residual: kernel("sample_residual")?,
         })
     }
@@ -116,8 +117,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let residual = Last { kernel: &kernels.residual, ctas: cut.rest_ctas(multiprocessors), is_cluster: false };
     let is_any = reads_weights(&r.sampling) || r.logprobs.is_some();
     let stream = kernels.streamed.as_ref().zip(device::stream_warps(&r.target, &r.sampling));
-    let is_plain = !cut.has_filters() && !is_any && r.sampling.draft_rows.is_none() && !refuses(r);
-    let cluster = kernels.cluster.filter(|_| is_plain && has_aligned_rows(&r.target, 16));
+    let is_plain = !is_any && r.sampling.draft_rows.is_none() && !refuses(r);
+    let cluster = kernels.cluster.filter(|_| is_plain && !cut.has_filters() && has_aligned_rows(&r.target, 16));
     let number_bytes = r.target.dtype.bytes();
     let cluster =
         cluster.and_then(|(kernel, largest)| Some((kernel, cut.clusters(largest, number_bytes, multiprocessors)?)));
@@ -140,7 +141,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     };
     let launched = Launched {
         segments,
-        rows: if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows },
+        rows: &if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows }[!is_plain as usize],
         last: refuses(r).then_some(residual),
     };
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
