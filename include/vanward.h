@@ -1168,6 +1168,34 @@ vwd_status vwd_index_update(const vwd_session *session,
                             vwd_stream stream);
 
 /**
+ * Updates the summaries of several layers: `vwd_index_update` for each of `updates`, with the same results.
+ *
+ * On a GPU, up to 32 updates that follow each other share a launch where they differ in nothing but where keys, scales, summaries,
+ * channels, weights and centres lie, as the layers of a model mostly do: the update of one token is little more than a launch.
+ *
+ * Where each sequence's new tokens go to a block that has a summary, an engine may call this once at the end of the step and not in
+ * each layer before blocks are selected: the newest blocks are selected whatever their summaries say (local_blocks of
+ * `vwd_select_blocks`, 1 or more). A step that begins a block, or replaces tokens, updates before it selects. Lists by MINMAX are
+ * the same then; by AXIS the newest block's older summary has its share in the scores of the others.
+ *
+ * updates  [count]  Host array of arguments, each as for `vwd_index_update`. None may write what another one reads; two that
+ *                   write the same memory are refused.
+ * count             0 … 256. With 0 updates nothing is done.
+ *
+ * All updates are checked before the first is enqueued: a call that fails by its arguments changes nothing.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+ * be captured. Thread-safe; calls on one stream are ordered by the caller. The array and the structs are borrowed until the call
+ * returns, tensors until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument, such as updates[3].k), UNSUPPORTED, DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_index_update_layers(const vwd_session *session,
+                                   const vwd_index_update_args *const *updates,
+                                   uint32_t count,
+                                   vwd_stream stream);
+
+/**
  * Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2), and
  * finds the channel weights and the centre of the keys for AXIS.
  *

@@ -7,8 +7,9 @@ two last forced. Every selection is compared with torch's before it is timed. `e
 time in it; `graph` is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the
 summaries have, half of them read. `among` is what the call adds to a graph in which a read that fills the cache goes before each, as a
 layer's weights do in an engine. `paged` are the same with a page for each block and a table of pages in random order, as an engine's
-pages of 64 tokens have it. `sizes`, `groups` and `k` are other forms of the same call for one sequence. Microseconds, medians;
-inputs are in no cache.
+pages of 64 tokens have it. `layers` are the updates of one token in all layers, by `each` layer's call or `together`; `cold` is `among`
+with a kernel of many instructions before the read, after which those of the call come from memory, too. `sizes`, `groups` and `k` are other
+forms of the same call for one sequence. Microseconds, medians; inputs are in no cache.
 """
 
 import math
@@ -200,6 +201,37 @@ def build(session, timer, rows):
         rows.put("index", kind=name, floor=timer.copy(k.nbytes), bulk_graph=timer.graph(update, 3), one_token_graph=timer.graph(one, 20))
 
 
+def layers(session, timer, rows):
+    """The update of one more token in each of 32 layers of 8K tokens: a call for each, and one for all."""
+    count, tokens, near = 32, 8 << 10, 31
+    for batch in (1, 8):
+        lens, begin = (torch.full((batch,), n, dtype=torch.int32, device="cuda") for n in (tokens - near, tokens - near - 1))
+        keys = [random(batch, tokens, HEADS, DIM) for _ in range(count)]
+        for name, make in (("axis", vanward.Index.axis), ("minmax", vanward.Index.minmax)):
+            indices = [make(k, batch=batch, tokens=tokens, block_size=BLOCK) for k in keys]
+            common = [dict(index=index, k=k, seq_lens=lens) for index, k in zip(indices, keys)]
+            for one in common:
+                session.index_update(**one)
+            kept = [[t.clone() for t in (index.axes, index.axis_range, index.key_max, index.key_min) if t is not None] for index in indices]
+            updates = [session.prepare_index_update(begin=begin, **one) for one in common]
+            together = session.prepare_index_update_layers(updates=updates)
+
+            def each(_):
+                for update in updates:
+                    update(torch.cuda.current_stream().cuda_stream)
+
+            def at_once(_):
+                together(torch.cuda.current_stream().cuda_stream)
+
+            at_once(0)
+            for index, were in zip(indices, kept):
+                now = [t for t in (index.axes, index.axis_range, index.key_max, index.key_min) if t is not None]
+                assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(now, were)), "the bits of summaries built at once"
+            row = dict(kind=name, batch=batch, layers=count, each_graph=timer.graph(each, 1, calls=1), together_graph=timer.graph(at_once, 1, calls=1))
+            row.update(together_cold=timer.cold(at_once, 1), each_event=timer.event(each, 1), together_event=timer.event(at_once, 1))
+            rows.put("layers", **row)
+
+
 def labels(session, timer, rows):
     """The second level: tokens, or blocks of 16, out of 8192 candidate tokens by 64 channels in INT4."""
     kept, block, count, tokens = 64, 16, 512, 128 << 10
@@ -239,6 +271,7 @@ def measure(session, timer, rows, quick):
         forms(session, timer, rows)
     labels(session, timer, rows)
     build(session, timer, rows)
+    layers(session, timer, rows)
 
 
 if __name__ == "__main__":

@@ -499,6 +499,10 @@ class BasicSession {
   Return<void> index_update(const vwd_index_update_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_index_update(get(), &args, stream));
   }
+  Return<void> index_update_layers(const vwd_index_update_args *const *updates, std::uint32_t count,
+                                   vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_index_update_layers(get(), updates, count, stream));
+  }
   Return<void> channel_importance(const vwd_channel_importance_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_channel_importance(get(), &args, stream));
   }

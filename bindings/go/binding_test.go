@@ -139,6 +139,10 @@ func TestMembersOfArraysFailByTheirIndex(t *testing.T) {
 	wantInvalid(t, s.Pack(args, 0), "packed: 0 tensors; expected 1")
 	wantInvalid(t, s.Pack(PackArgs{Accepted: Of(data), Offsets: Of(make([]int32, 8))}, 0), "tensor_count")
 	wantInvalid(t, s.MergeStates(MergeStatesArgs{Inputs: []AttentionState{{M: Of(data, 8)}}}, 0), "inputs[0].m: ")
+	updates := []IndexUpdateArgs{{K: Of(data, 1, 7, 1, 1)}, {K: Of(data, 8)}}
+	wantInvalid(t, s.IndexUpdateLayers(updates, 0), "updates[1].k: shape [8]")
+	updates = []IndexUpdateArgs{{}, {Index: Index{Table: Of(data, 8)}}}
+	wantInvalid(t, s.IndexUpdateLayers(updates, 0), "updates[1].index.table: shape [8]")
 	wantInvalid(t, s.Attention(AttentionArgs{BlockSize: -1}, 0), "block_size: -1")
 	_, err := s.LoadForecast("a\x00b")
 	wantInvalid(t, err, "path: ")

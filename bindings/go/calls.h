@@ -86,6 +86,11 @@ static inline outcome index_update(const vwd_session *session, const vwd_index_u
   joined.index = index;
   return outcome_of(vwd_index_update(session, &joined, (vwd_stream)stream));
 }
+static inline outcome index_update_layers(const vwd_session *session, vwd_index_update_args *const *updates, uint32_t count,
+                                          uintptr_t stream) {
+  return outcome_of(
+      vwd_index_update_layers(session, (const vwd_index_update_args *const *)updates, count, (vwd_stream)stream));
+}
 static inline outcome channel_importance(const vwd_session *session, const vwd_channel_importance_args *args,
                                          uintptr_t stream) {
   return outcome_of(vwd_channel_importance(session, args, (vwd_stream)stream));

@@ -193,6 +193,38 @@ func TestTreesArePreparedVerifiedAndCompacted(t *testing.T) {
 	}
 }
 
+func TestOneCallUpdatesTheSummariesOfSeveralLayers(t *testing.T) {
+	s := cpuSession(t)
+	var alone, together [2][]float32
+	var updates [2]IndexUpdateArgs
+	for n := range updates {
+		seq := newSequence()
+		for i := range seq.k {
+			seq.k[i] = float32(math.Sin(float64(i + 1000*n)))
+		}
+		update := func(keyMax *[]float32) IndexUpdateArgs {
+			*keyMax = make([]float32, 3*channels)
+			return IndexUpdateArgs{K: seq.kv().K, SeqLens: Of(seq.lens), Index: Index{
+				Kind: IndexMinMax, BlockSize: block, KeyMax: Of(*keyMax, 1, 3, 1, channels),
+				KeyMin: Of(make([]float32, 3*channels), 1, 3, 1, channels),
+			}}
+		}
+		must(t, s.IndexUpdate(update(&alone[n]), 0))
+		updates[n] = update(&together[n])
+	}
+	must(t, s.IndexUpdateLayers(updates[:], 0))
+	for n := range updates {
+		equal(t, "summaries of a layer", together[n], alone[n]...)
+	}
+	must(t, s.IndexUpdateLayers(nil, 0))
+
+	clear(together[0])
+	updates[1].SeqLens = Tensor{}
+	wantInvalid(t, s.IndexUpdateLayers(updates[:], 0), "updates[1].seq_lens: ")
+	equal(t, "summaries after an error", together[0], make([]float32, 3*channels)...)
+	wantInvalid(t, s.IndexUpdateLayers(make([]IndexUpdateArgs, 300), 0), "count: 300; expected 0 to 256")
+}
+
 func TestSummariseSelectAttendRepair(t *testing.T) {
 	s, seq := cpuSession(t), newSequence()
 	keyMax, keyMin := make([]float32, 3*channels), make([]float32, 3*channels)

@@ -25,6 +25,7 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"compactor_options":   each(filled[CompactorOptions]().lower(&l)),
 		"compact":             each(filled[CompactArgs]().lower(&l)),
 		"index_update":        each(filled[IndexUpdateArgs]().lower(&l)),
+		"index_update_layers": each(l.updates(filled[[]IndexUpdateArgs]())),
 		"channel_importance":  each(filled[ChannelImportanceArgs]().lower(&l)),
 		"select_blocks":       each(filled[SelectBlocksArgs]().lower(&l)),
 		"select_tokens":       each(filled[SelectTokensArgs]().lower(&l)),

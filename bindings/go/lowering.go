@@ -16,7 +16,8 @@ import (
 type lowering struct {
 	pins   runtime.Pinner
 	err    error
-	member int // 1 + index in the array being lowered; 0 outside of one
+	member int    // 1 + index in the array being lowered; 0 outside of one
+	array  string // its name, where names in it do not begin with it
 }
 
 func (l *lowering) release() { l.pins.Unpin() }
@@ -25,7 +26,9 @@ func (l *lowering) fail(name, message string) {
 	if l.err != nil {
 		return
 	}
-	if l.member > 0 {
+	if l.array != "" {
+		name = fmt.Sprintf("%s[%d].%s", l.array, l.member-1, name)
+	} else if l.member > 0 {
 		array, field, _ := strings.Cut(name, ".")
 		if array == "kv" {
 			array = "layers"
@@ -225,6 +228,25 @@ func (l *lowering) index(index Index) C.vwd_index {
 		axis_weights: l.tensor("index.axis_weights", index.AxisWeights),
 		axis_centre:  l.tensor("index.axis_centre", index.AxisCentre),
 	}
+}
+
+func (l *lowering) updates(list []IndexUpdateArgs) **C.vwd_index_update_args {
+	if len(list) == 0 {
+		return nil
+	}
+	array := make([]*C.vwd_index_update_args, len(list))
+	l.array = "updates"
+	for i, args := range list {
+		l.member = i + 1
+		update, index := args.lower(l)
+		update.index = &index
+		l.pins.Pin(&index)
+		l.pins.Pin(&update)
+		array[i] = &update
+	}
+	l.array, l.member = "", 0
+	l.pins.Pin(&array[0])
+	return &array[0]
 }
 
 func (l *lowering) state(acc, m, sum string, s AttentionState) C.vwd_attention_state {

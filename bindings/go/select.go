@@ -3,6 +3,8 @@ package vanward
 // #include "calls.h"
 // #cgo noescape index_update
 // #cgo nocallback index_update
+// #cgo noescape index_update_layers
+// #cgo nocallback index_update_layers
 // #cgo noescape channel_importance
 // #cgo nocallback channel_importance
 // #cgo noescape select_blocks
@@ -71,6 +73,15 @@ func (s *Session) IndexUpdate(args IndexUpdateArgs, stream Stream) error {
 	defer l.release()
 	c, index := args.lower(&l)
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.index_update(h, &c, &index, stream.c()) })
+}
+
+// IndexUpdateLayers does IndexUpdate for each of up to 256 updates, none of which is enqueued where one of them is wrong. On a GPU
+// layers that differ in nothing but where their memory lies share launches; vwd_index_update_layers says when to call it.
+func (s *Session) IndexUpdateLayers(updates []IndexUpdateArgs, stream Stream) error {
+	var l lowering
+	defer l.release()
+	count, c := l.uint32("count", len(updates)), l.updates(updates)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.index_update_layers(h, c, count, stream.c()) })
 }
 
 func (args IndexUpdateArgs) lower(l *lowering) (C.vwd_index_update_args, C.vwd_index) {

@@ -55,10 +55,10 @@ template <uint32 BYTES> struct RawToken {
     bool exists;
 };
 // Not inlined, as it is called seldom and from many places.
-template <uint32 BYTES> __device__ __noinline__ RawToken<BYTES> fetch(const Keys &k, uint32 seq, uint32 head, uint32 t, uint32 c) {
+template <uint32 BYTES> __device__ __noinline__ RawToken<BYTES> fetch(const Keys &k, uint32 seq, uint32 head, int64 keys, int64 scale, uint32 t, uint32 c) {
     RawToken<BYTES> one;
     one.eight.clear(), one.factor = 1.0f;
-    const char *key = k.find(seq, t, head, one.factor);
+    const char *key = k.find(Owner{seq, head, keys, scale}, t, one.factor);
     one.exists = key != nullptr;
     if (!key) return one;
     if (k.adjacent)
@@ -121,8 +121,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         return k.table ? t - k.page_of.divide(t) * k.page_size : t;
     }
     __device__ __forceinline__ const char *first_key(uint32 row) const {
-        const Keys &k = p.update.keys;
-        return k.data + page * k.page + row * k.token + cta.head * k.head;
+        return p.update.keys.key(cta, page, row);
     }
     // Prefetches the keys of block j, which was looked up, 128 bytes by each thread.
     __device__ __forceinline__ void prefetch_keys(uint32 j) const {
@@ -173,7 +172,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         // Most blocks lie in one page.
         if (k.adjacent && page < k.pages && (!k.table || row + n <= k.page_size)) {
             const uint32 own = row + first + slot;
-            request(first_key(own) + c * BYTES, k.scale + page * k.scale_page + own * k.scale_token + cta.head * k.scale_head, count, raw);
+            request(first_key(own) + c * BYTES, k.scale_of(cta, page, own), count, raw);
             return;
         }
 #pragma unroll
@@ -182,7 +181,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
             if (BYTES == 1) raw.factor[i] = 1.0f;
             const uint32 t = slot + i * SLOTS;
             if (t >= count) continue;
-            const RawToken<BYTES> one = fetch<BYTES>(k, cta.seq, cta.head, begin + first + t, c);
+            const RawToken<BYTES> one = fetch<BYTES>(k, cta.seq, cta.head, cta.keys, cta.scale, begin + first + t, c);
             raw.eight[i] = one.eight;
             if (BYTES == 1) raw.factor[i] = one.factor;
             if (!one.exists) raw.absent |= 1 << i;
@@ -410,11 +409,11 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
             const float *from = which ? vector() : mean();
             const float4 values = *reinterpret_cast<const float4 *>(from + m * lanes * 8 + (four % 2 * lanes + four / 2) * 4);
             float x[4] = {values.x, values.y, values.z, values.w};
-            const char *centre = p.centre + cta.head * p.centre_head + c * p.centre_channel;
+            const char *centre = p.centre + cta.shift.centre + cta.head * p.centre_head + c * p.centre_channel;
             if (!which && p.centre && is_there)
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++) x[i] = __fsub_rn(x[i], as<float>(centre + i * p.centre_channel));
-            char *const row = u.first.at(to.page, to.row, cta.head);
+            char *const row = summary_at(u.first, cta.shift.first, cta, to);
             if (!u.second.data) {
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++)
@@ -433,23 +432,23 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
             as<uint8>(row + n / 2 * u.first.channel) = range.code(x[0]) | range.code(x[1]) << 4;
             as<uint8>(row + (n / 2 + 1) * u.first.channel) = range.code(x[2]) | range.code(x[3]) << 4;
             const uint32 group = which * ((dim + GROUP - 1) / GROUP) + c / GROUP;
-            char *const ranges = u.second.at(to.page, to.row, cta.head);
+            char *const ranges = summary_at(u.second, cta.shift.second, cta, to);
             if (field < 2) as<uint16>(ranges + (2 * group + field) * u.second.channel) = field ? range.min_bits : range.scale_bits;
         }
     }
 };
 
-template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const AxisParams &p) {
+template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const AxisParams &p, const Layers &layers) {
     using AxisBlock = AxisBlock<BYTES, WIDE>;
     __shared__ typename AxisBlock::Parts shared;
     allow_next_kernel();
     const UpdateParams &u = p.update;
-    const CtaShare cta(u);
+    const CtaShare cta(u, layers);
     AxisBlock block(p, cta, shared);
     // The first CTA guesses which block changes.
     const bool fits = !WIDE && cta.slice == 0;
     const uint32 likely = fits ? stale_blocks(u, u.keys.likely_lengths(cta.seq)).begin : 0;
-    const Guess guess(u.keys, cta.seq, cta.head, likely * u.size, fits ? u.size : ~0u);
+    const Guess guess(u.keys, cta, likely * u.size, fits ? u.size : ~0u);
     wait_for_previous_kernel();
     const int2 lengths = u.keys.lengths(cta.seq);
     const uint32 page = guess.page_now();
@@ -463,7 +462,7 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
 
 #pragma unroll 1
     for (uint32 c = threadIdx.x; c < block.width; c += THREADS) {
-        const char *weight = p.weights + cta.head * p.weights_head + c * p.weights_channel;
+        const char *weight = p.weights + cta.shift.weights + cta.head * p.weights_head + c * p.weights_channel;
         const float w = c >= block.dim ? 0.0f : p.weights ? as<float>(weight) : 1.0f;
         shared.square[block.place_of(c)] = __fmul_rn(w, w);
     }

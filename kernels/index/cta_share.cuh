@@ -19,14 +19,19 @@ __device__ inline Stale stale_blocks(const UpdateParams &p, const int2 &lengths)
     return stale;
 }
 
-// A CTA's share: every `slices`-th summary, or group of summaries, of a sequence and head.
-struct CtaShare {
-    uint32 seq, head, slice, slices;
+// A CTA's share: every `slices`-th summary, or group of summaries, of a layer's sequence and head.
+struct CtaShare : Owner {
+    uint32 slice, slices;
+    const LayerShift &shift;
 
-    __device__ CtaShare(const UpdateParams &p) : slices(p.slices) {
-        const uint32 n = p.heads_of.divide(blockIdx.x);
-        head = blockIdx.x - n * p.keys.kv_heads;
-        seq = p.slices_of.divide(n), slice = n - seq * slices;
+    __device__ CtaShare(const UpdateParams &p, const Layers &layers) : CtaShare(p, layers, p.slices_of.divide(p.heads_of.divide(blockIdx.x))) {}
+
+private:
+    // n: the number of the sequence, counted over all layers.
+    __device__ CtaShare(const UpdateParams &p, const Layers &layers, uint32 n) : slices(p.slices), shift(layers.shift[p.batch_of.divide(n)]) {
+        const uint32 of_heads = p.heads_of.divide(blockIdx.x);
+        seq = n - p.batch_of.divide(n) * p.batch, slice = of_heads - n * slices, head = blockIdx.x - of_heads * p.keys.kv_heads;
+        keys = shift.keys + head * p.keys.head, scale = shift.scale + head * p.keys.scale_head;
     }
 };
 
@@ -40,6 +45,11 @@ struct Target {
         exists = j < stale.end && p.place.find(cta.seq, j, page, row);
     }
 };
+
+// Where a summary goes in one of the index's tensors.
+__device__ inline char *summary_at(const Summary &of, int64 shift, const CtaShare &cta, const Target &to) {
+    return of.at(to.page, to.row, cta.head) + shift;
+}
 
 // A barrier of `count` threads, in whole warps; barrier 0 is that of __syncthreads().
 __device__ inline void sync_threads(uint32 number, uint32 count) { asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(count) : "memory"); }

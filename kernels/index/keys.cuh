@@ -1,10 +1,21 @@
-// The keys that summaries are made of: pages of one layer, and which of them each sequence has.
+// The keys that summaries are made of: pages of each layer, and which of them each sequence has.
 #pragma once
 
 #include "common/eight.cuh"
 #include "common/place.cuh"
 
-// Strides are in bytes; those of `scale` are 0 where it does not vary.
+// How many bytes past those of the first layer the tensors of a layer lie. In all else layers that share a launch are alike.
+struct LayerShift {
+    int64 keys, scale, first, second, third, channels, weights, centre;
+};
+
+// A sequence and KV head of a layer. `keys` and `scale`: how far past data and scale of Keys those of the layer and head lie.
+struct Owner {
+    uint32 seq, head;
+    int64 keys, scale;
+};
+
+// Strides are in bytes; those of `scale` are 0 where it does not vary. `data` and `scale` are the first layer's.
 struct Keys {
     const char *data, *scale, *table, *seq_lens, *begin;  // begin, table and scale may be null
     int64 page, token, head, channel;
@@ -32,16 +43,23 @@ struct Keys {
         return len;
     }
     __device__ uint32 length(uint32 i, uint32 &first) const { return length(lengths(i), first); }
-    // The key of token t of sequence i, and its scale; null where it has no page.
-    __device__ const char *find(uint32 i, uint32 t, uint32 g, float &factor) const {
-        uint32 at = i, n = t;
+    // The key in row n of a page, and its scale.
+    __device__ const char *key(const Owner &of, uint32 page_number, uint32 n) const {
+        return data + of.keys + page_number * page + n * token;
+    }
+    __device__ const char *scale_of(const Owner &of, uint32 page_number, uint32 n) const {
+        return scale + of.scale + page_number * scale_page + n * scale_token;
+    }
+    // The key of token t, and its scale; null where it has no page.
+    __device__ const char *find(const Owner &of, uint32 t, float &factor) const {
+        uint32 at = of.seq, n = t;
         if (table) {
             const uint32 p = page_of.divide(t);
-            at = as<uint32>(table + i * table_seq + p * table_page), n = t - p * page_size;
+            at = as<uint32>(table + of.seq * table_seq + p * table_page), n = t - p * page_size;
             if (at >= pages) return nullptr;
         }
-        if (scale) factor = as<float>(scale + at * scale_page + n * scale_token + g * scale_head);
-        return data + at * page + n * token + g * head;
+        if (scale) factor = as<float>(scale_of(of, at, n));
+        return key(of, at, n);
     }
     // The value of a stored element: 8-bit elements are multiplied by their scale.
     __device__ float value(float stored, float factor) const { return scale ? __fmul_rn(stored, factor) : stored; }
@@ -54,15 +72,15 @@ struct Guess {
     const char *entry = nullptr;
     uint32 page;
 
-    __device__ Guess(const Keys &k, uint32 i, uint32 g, uint32 t, uint32 count) : page(i) {
+    __device__ Guess(const Keys &k, const Owner &of, uint32 t, uint32 count) : page(of.seq) {
         if (!k.begin || !k.adjacent || k.scale || count > k.capacity || t > k.capacity - count) return;
         const uint32 p = k.table ? k.page_of.divide(t) : 0, n = t - p * k.page_size;
         if (k.table) {
             if (n + count > k.page_size) return;
-            entry = k.table + i * k.table_seq + p * k.table_page;
+            entry = k.table + of.seq * k.table_seq + p * k.table_page;
             page = load_hint(entry);
         }
-        if (page < k.pages) key = k.data + page * k.page + n * k.token + g * k.head;
+        if (page < k.pages) key = k.key(of, page, n);
     }
     // The page that the table holds after the wait.
     __device__ uint32 page_now() const { return entry ? as<uint32>(entry) : page; }
@@ -75,19 +93,18 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
     bool exist;
 
     // Returns true where the keys lie in one page with adjoining channels; then all or none of them exist.
-    __device__ bool load(const Keys &k, uint32 i, uint32 g, uint32 c, uint32 begin, uint32 step, uint32 end) {
-        uint32 at = i, n = begin;
+    __device__ bool load(const Keys &k, const Owner &of, uint32 c, uint32 begin, uint32 step, uint32 end) {
+        uint32 at = of.seq, n = begin;
         if (!k.adjacent) return false;
         if (k.table) {
             const uint32 p = k.page_of.divide(begin);
             n = begin - p * k.page_size;
             if (n + min((COUNT - 1) * step, end - 1 - begin) >= k.page_size) return false;
-            at = as<uint32>(k.table + i * k.table_seq + p * k.table_page);
+            at = as<uint32>(k.table + of.seq * k.table_seq + p * k.table_page);
         }
         exist = at < k.pages;
         if (!exist) return true;
-        const char *key = k.data + at * k.page + n * k.token + g * k.head + c * BYTES;
-        const char *scale = k.scale + at * k.scale_page + n * k.scale_token + g * k.scale_head;
+        const char *key = k.key(of, at, n) + c * BYTES, *scale = k.scale_of(of, at, n);
         const int64 key_step = step * k.token, scale_step = step * k.scale_token;
 #pragma unroll
         for (uint32 m = 0; m < COUNT; m++, key += key_step, scale += scale_step) {
@@ -107,9 +124,9 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
 };
 
 // Loads eight channels of a key of any layout; returns false where it does not exist.
-template <uint32 BYTES> __device__ inline bool fetch_one(const Keys &k, uint32 i, uint32 g, uint32 c, uint32 t, float (&x)[8]) {
+template <uint32 BYTES> __device__ inline bool fetch_one(const Keys &k, const Owner &of, uint32 c, uint32 t, float (&x)[8]) {
     float factor;
-    const char *key = k.find(i, t, g, factor);
+    const char *key = k.find(of, t, factor);
     if (!key) return false;
     Eight<BYTES> eight;
     eight.gather(key + c * k.channel, k.channel);

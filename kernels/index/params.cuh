@@ -3,7 +3,14 @@
 
 #include "index/keys.cuh"
 
-// What kernels/index/update.cuh reads.
+// Layers that may share a launch.
+constexpr uint32 MOST_LAYERS = 32;
+
+struct Layers {
+    LayerShift shift[MOST_LAYERS];
+};
+
+// What kernels/index/update.cuh reads. Addresses are the first layer's.
 struct UpdateParams {
     Keys keys;
     Place place;
@@ -14,7 +21,8 @@ struct UpdateParams {
     uint32 size, stride;  // MINMAX: tokens of a block · MEAN: tokens of a window, and from one to the next
     uint32 kept;          // LABEL: kept channels
     uint32 lanes, split, slices;
-    Divisor size_of, stride_of, heads_of, slices_of;  // size, stride, keys.kv_heads, slices
+    uint32 batch;
+    Divisor size_of, stride_of, heads_of, slices_of, batch_of;  // size, stride, keys.kv_heads, slices, batch
 };
 
 // What kernels/index/axis.cuh adds. update.first: means and axes; update.second: for INT4, scales and minima.

@@ -37,7 +37,7 @@ __device__ inline void extremes(const UpdateParams &p, const CtaShare &cta, cons
     for (uint32 t = begin + slot; t < end; t += COUNT * slots) {
         Fetched<BYTES, COUNT> keys;
         float x[8];
-        if (keys.load(p.keys, cta.seq, cta.head, c, t, slots, end)) {
+        if (keys.load(p.keys, cta, c, t, slots, end)) {
             if (!keys.exist) continue;
 #pragma unroll
             for (uint32 n = 0; n < COUNT; n++) {
@@ -48,16 +48,17 @@ __device__ inline void extremes(const UpdateParams &p, const CtaShare &cta, cons
         } else {
 #pragma unroll 1
             for (uint32 u = t; u < min(t + COUNT * slots, end); u += slots)
-                if (fetch_one<BYTES>(p.keys, cta.seq, cta.head, c, u, x)) extend(largest, smallest, x);
+                if (fetch_one<BYTES>(p.keys, cta, c, u, x)) extend(largest, smallest, x);
         }
     }
 }
 
 // Zeros are stored as +0, whichever sign came first.
-__device__ inline void store_extremes(const UpdateParams &p, const CtaShare &cta, const Target &target, const Summary &to, uint32 c, float (&x)[8]) {
+__device__ inline void store_extremes(const UpdateParams &p, const CtaShare &cta, const Target &target, const Summary &to, int64 shift, uint32 c,
+                                      float (&x)[8]) {
 #pragma unroll
     for (uint32 i = 0; i < 8; i++) x[i] += 0.0f;
-    store_eight(to.at(target.page, target.row, cta.head) + c * to.channel, to.channel, p.dtype, x);
+    store_eight(summary_at(to, shift, cta, target) + c * to.channel, to.channel, p.dtype, x);
 }
 
 // Each warp takes a block, and waits for no other warp.
@@ -80,8 +81,8 @@ template <uint32 BYTES> __device__ inline void minmax_by_warps(const UpdateParam
                 }
             }
             if (c >= p.keys.dim) continue;
-            if (slot == 0) store_extremes(p, cta, target, p.first, c, largest);
-            if (slot == slots - 1) store_extremes(p, cta, target, p.second, c, smallest);
+            if (slot == 0) store_extremes(p, cta, target, p.first, cta.shift.first, c, largest);
+            if (slot == slots - 1) store_extremes(p, cta, target, p.second, cta.shift.second, c, smallest);
         }
     }
 }
@@ -120,7 +121,7 @@ template <uint32 BYTES> struct Joint {
             const Summary &to = which ? p.second : p.first;
             // Zeros are stored as +0, whichever sign came first.
             if (of.exists && first + channel < p.keys.dim)
-                store_element(to.at(of.page, of.row, cta.head) + (first + channel) * to.channel, p.dtype, x + 0.0f);
+                store_element(summary_at(to, which ? cta.shift.second : cta.shift.first, cta, of) + (first + channel) * to.channel, p.dtype, x + 0.0f);
         }
         __syncthreads();
     }
@@ -129,7 +130,7 @@ template <uint32 BYTES> struct Joint {
     __device__ bool take_guessed(Stale &stale) const {
         const bool fits = cta.slice == 0 && p.size <= COUNT * p.split && p.keys.dim <= 8 << log_lanes;
         const uint32 likely = fits ? stale_blocks(p, p.keys.likely_lengths(cta.seq)).begin : 0;
-        const Guess guess(p.keys, cta.seq, cta.head, likely * p.size, fits ? p.size : ~0u);
+        const Guess guess(p.keys, cta, likely * p.size, fits ? p.size : ~0u);
         const bool asks = guess.key && slot < p.split && c < p.keys.dim;
         wait_for_previous_kernel();
         const int2 lengths = p.keys.lengths(cta.seq);
@@ -167,10 +168,10 @@ template <uint32 BYTES> struct Joint {
     }
 };
 
-template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams &p) {
+template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams &p, const Layers &layers) {
     __shared__ float part[16 * Joint<BYTES>::ROW];
     allow_next_kernel();
-    const CtaShare cta(p);
+    const CtaShare cta(p, layers);
     const Joint<BYTES> joint(p, cta, part);
     Stale stale;
     if (joint.take_guessed(stale)) return;
@@ -193,7 +194,7 @@ __device__ inline void store_mean(const UpdateParams &p, const CtaShare &cta, co
     const float share = 1.0f / float(p.size);
 #pragma unroll
     for (uint32 i = 0; i < 8; i++) sum[i] = __fmul_rn(sum[i], share);
-    store_eight(p.first.at(target.page, target.row, cta.head) + c * p.first.channel, p.first.channel, p.dtype, sum);
+    store_eight(summary_at(p.first, cta.shift.first, cta, target) + c * p.first.channel, p.first.channel, p.dtype, sum);
 }
 
 // Adds up `count` windows from `first` on, step by step. A token of step j lies in window j, and in window j − 1 up to its end. Where windows
@@ -201,17 +202,16 @@ __device__ inline void store_mean(const UpdateParams &p, const CtaShare &cta, co
 template <uint32 BYTES>
 __device__ inline void add_windows(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 first, uint32 count, uint32 c) {
     constexpr uint32 COUNT = BYTES == 2 ? 16 : 8;
-    const uint32 step = count > 1 ? min(p.stride, p.size) : p.size, overlap = p.size - step;
+    const uint32 step = count > 1 ? min(p.stride, p.size) : p.size, overlap = p.size - step, last = first + count;
     float now[8] = {}, before[8];
-    for (uint32 j = first; j <= first + count; j++) {
-        const bool opens = j < first + count;
-        const uint32 begin = j * p.stride, end = begin + (opens ? step : overlap), until = j > first ? begin + overlap : begin;
+    for (uint32 j = first; j <= last; j++) {
+        const uint32 begin = j * p.stride, end = begin + (j < last ? step : overlap), until = j > first ? begin + overlap : begin;
 #pragma unroll
         for (uint32 i = 0; i < 8; i++) before[i] = now[i], now[i] = 0.0f;
         for (uint32 t = begin; t < end; t += COUNT) {
             Fetched<BYTES, COUNT> keys;
             float x[8];
-            if (keys.load(p.keys, cta.seq, cta.head, c, t, 1, end)) {
+            if (keys.load(p.keys, cta, c, t, 1, end)) {
                 if (!keys.exist) {
                     spoil(now);
                     if (t < until) spoil(before);
@@ -226,13 +226,13 @@ __device__ inline void add_windows(const UpdateParams &p, const CtaShare &cta, c
             } else {
 #pragma unroll 1
                 for (uint32 u = t; u < min(t + COUNT, end); u++) {
-                    const bool exists = fetch_one<BYTES>(p.keys, cta.seq, cta.head, c, u, x);
+                    const bool exists = fetch_one<BYTES>(p.keys, cta, c, u, x);
                     exists ? add(now, x) : spoil(now);
                     if (u < until) exists ? add(before, x) : spoil(before);
                 }
             }
         }
-        if (j > first) store_mean(p, cta, stale, j - 1, c, before);
+        if (j > first) store_mean(p, cta, stale, j - 1, c, before); 
     }
 }
 
@@ -266,7 +266,8 @@ template <uint32 BYTES> struct Channel {
 
 __device__ inline void store_channel(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 j, uint32 c, float sum) {
     const Target target(p, cta, stale, j);
-    if (target.exists) store_element(p.first.at(target.page, target.row, cta.head) + c * p.first.channel, p.dtype, __fmul_rn(sum, 1.0f / float(p.size)));
+    if (!target.exists) return;
+    store_element(summary_at(p.first, cta.shift.first, cta, target) + c * p.first.channel, p.dtype, __fmul_rn(sum, 1.0f / float(p.size)));
 }
 
 // Adds up one channel of a window, with the bits of add_windows.
@@ -275,7 +276,6 @@ template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p
     const Keys &k = p.keys;
     const uint32 begin = j * p.stride, end = begin + p.size;
     float sum = 0.0f;
-#pragma unroll 1
     for (uint32 t = begin; t < end; t += COUNT) {
         const uint32 count = min(COUNT, end - t);
         uint32 at = cta.seq, n = t;
@@ -286,7 +286,7 @@ template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p
 #pragma unroll 1
                 for (uint32 u = t; u < t + count; u++) {
                     float factor;
-                    const char *key = k.find(cta.seq, u, cta.head, factor);
+                    const char *key = k.find(cta, u, factor);
                     sum = key ? __fadd_rn(sum, k.value(load_element(key + c * k.channel, k.dtype), factor)) : __uint_as_float(0x7fc00000);
                 }
                 continue;
@@ -297,8 +297,7 @@ template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p
             continue;
         }
         Channel<BYTES> channel;
-        const char *key = k.data + at * k.page + n * k.token + cta.head * k.head + c * k.channel;
-        channel.request(k, key, k.scale + at * k.scale_page + n * k.scale_token + cta.head * k.scale_head, count);
+        channel.request(k, k.key(cta, at, n) + c * k.channel, k.scale_of(cta, at, n), count);
         sum = channel.add_to(sum, k, count);
     }
     store_channel(p, cta, stale, j, c, sum);
@@ -318,7 +317,7 @@ __device__ inline Stale stale_windows(const UpdateParams &p, const int2 &lengths
 template <uint32 BYTES> __device__ inline bool take_guessed_window(const UpdateParams &p, const CtaShare &cta, Stale &stale) {
     const bool fits = cta.slice == 0 && p.size <= Channel<BYTES>::COUNT && p.keys.dim <= THREADS;
     const uint32 likely = fits ? stale_windows(p, p.keys.likely_lengths(cta.seq)).begin : 0, c = threadIdx.x;
-    const Guess guess(p.keys, cta.seq, cta.head, likely * p.stride, fits ? p.size : ~0u);
+    const Guess guess(p.keys, cta, likely * p.stride, fits ? p.size : ~0u);
     wait_for_previous_kernel();
     const int2 lengths = p.keys.lengths(cta.seq);
     const uint32 page = guess.page_now();
@@ -330,10 +329,10 @@ template <uint32 BYTES> __device__ inline bool take_guessed_window(const UpdateP
     return true;
 }
 
-template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &p) {
+template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &p, const Layers &layers) {
     constexpr uint32 MOST_TOGETHER = 8;
     allow_next_kernel();
-    const CtaShare cta(p);
+    const CtaShare cta(p, layers);
     Stale stale;
     if (take_guessed_window<BYTES>(p, cta, stale)) return;
     const uint32 log_lanes = log2_of(p.lanes), slots = THREADS >> log_lanes, all = cta.slices * slots, windows = stale.end - stale.begin;
@@ -366,24 +365,24 @@ template <typename Value> __device__ inline void write_label(const UpdateParams 
     const Range range(low, high);
     for (uint32 n = lane; n < pairs; n += WARP) {
         const float2 x = pair(n);
-        as<uint8>(p.first.at(target.page, target.row, cta.head) + n * p.first.channel) = range.code(x.x) | range.code(x.y) << 4;
+        as<uint8>(summary_at(p.first, cta.shift.first, cta, target) + n * p.first.channel) = range.code(x.x) | range.code(x.y) << 4;
     }
     if (lane == 0) {
-        as<uint16>(p.second.at(target.page, target.row, cta.head)) = range.scale_bits;
-        as<uint16>(p.third.at(target.page, target.row, cta.head)) = range.min_bits;
+        as<uint16>(summary_at(p.second, cta.shift.second, cta, target)) = range.scale_bits;
+        as<uint16>(summary_at(p.third, cta.shift.third, cta, target)) = range.min_bits;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) index_labels(const __grid_constant__ UpdateParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) index_labels(const __grid_constant__ UpdateParams p, const __grid_constant__ Layers layers) {
     constexpr uint32 TOKENS_AT_ONCE = 2;  // tokens that a warp looks up together
     allow_next_kernel();
     wait_for_previous_kernel();
-    const CtaShare cta(p);
+    const CtaShare cta(p, layers);
     const uint32 lane = threadIdx.x % WARP, warps = THREADS / WARP, step = cta.slices * warps;
     Stale stale;
     stale.len = stale.end = p.keys.length(cta.seq, stale.begin);
     const auto channel = [&](uint32 n) {
-        return n < p.kept ? as<uint32>(p.channels + cta.head * p.channels_head + n * p.channels_channel) : 0;
+        return n < p.kept ? as<uint32>(p.channels + cta.shift.channels + cta.head * p.channels_head + n * p.channels_channel) : 0;
     };
     const uint32 low = channel(2 * lane), high = channel(2 * lane + 1);
     for (uint32 t = stale.begin + cta.slice * warps + threadIdx.x / WARP; t < stale.end; t += TOKENS_AT_ONCE * step) {
@@ -396,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) index_labels(const __gr
             return c < p.keys.dim ? p.keys.value(load_element(key[m] + c * p.keys.channel, p.keys.dtype), factor[m]) : 0.0f;
         };
 #pragma unroll
-        for (uint32 m = 0; m < TOKENS_AT_ONCE; m++) key[m] = t + m * step < stale.end ? p.keys.find(cta.seq, t + m * step, cta.head, factor[m]) : nullptr;
+        for (uint32 m = 0; m < TOKENS_AT_ONCE; m++) key[m] = t + m * step < stale.end ? p.keys.find(cta, t + m * step, factor[m]) : nullptr;
 #pragma unroll
         for (uint32 m = 0; m < TOKENS_AT_ONCE; m++) own[m] = make_float2(value(m, low), value(m, high));
 #pragma unroll

@@ -3,7 +3,8 @@
 use super::boundary::{computing, handle, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_channel_importance_args, vwd_index_update_args, vwd_status, vwd_stream};
-use crate::ops::index;
+use crate::core::status::Error;
+use crate::ops::index::{self, MOST_UPDATES};
 use std::mem::MaybeUninit;
 
 /// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
@@ -56,6 +57,58 @@ pub unsafe extern "C" fn vwd_index_update(
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         index::update(session, &index::UpdateRequest::from_c(session, args, index)?, stream)
+    })
+}
+
+/// Updates the summaries of several layers: `vwd_index_update` for each of `updates`, with the same results.
+///
+/// On a GPU, up to 32 updates that follow each other share a launch where they differ in nothing but where keys, scales, summaries,
+/// channels, weights and centres lie, as the layers of a model mostly do: the update of one token is little more than a launch.
+///
+/// Where each sequence's new tokens go to a block that has a summary, an engine may call this once at the end of the step and not in
+/// each layer before blocks are selected: the newest blocks are selected whatever their summaries say (local_blocks of
+/// `vwd_select_blocks`, 1 or more). A step that begins a block, or replaces tokens, updates before it selects. Lists by MINMAX are
+/// the same then; by AXIS the newest block's older summary has its share in the scores of the others.
+///
+/// updates  [count]  Host array of arguments, each as for `vwd_index_update`. None may write what another one reads; two that
+///                   write the same memory are refused.
+/// count             0 … 256. With 0 updates nothing is done.
+///
+/// All updates are checked before the first is enqueued: a call that fails by its arguments changes nothing.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. The array and the structs are borrowed until the call
+/// returns, tensors until the stream passes this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument, such as updates[3].k), UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_index_update_layers(
+    session: *const vwd_session,
+    updates: *const *const vwd_index_update_args,
+    count: u32,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing("vwd_index_update_layers", || {
+        let count = count as usize;
+        // SAFETY: the C contract of session.
+        let session = unsafe { handle(session, "session")? };
+        if count > MOST_UPDATES {
+            return Err(Error::argument("count", count, format!("0 to {MOST_UPDATES}")));
+        }
+        if count > 0 && (updates.is_null() || !updates.is_aligned()) {
+            return Err(Error::argument("updates", format!("{updates:p}"), format!("an array of {count} pointers")));
+        }
+        let read = |n: usize, visit: &mut dyn FnMut(&index::UpdateRequest) -> _| {
+            let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+            // SAFETY: n is below count, the length of the array; the C contract of its structs and of their index.
+            unsafe { versioned(*updates.add(n), "args", &mut buffer) }
+                .and_then(|args| {
+                    // SAFETY: as above.
+                    let index = unsafe { versioned(args.index, "index", &mut index_room)? };
+                    visit(&index::UpdateRequest::from_c(session, args, index)?)
+                })
+                .map_err(|error| error.of_member("updates", n))
+        };
+        index::update_layers(session, count, read, stream)
     })
 }
 

@@ -47,6 +47,17 @@ impl Error {
         Error::new(Code::InvalidArgument, format!("{name}: {found}; expected {expected}"))
     }
 
+    /// The error of a call's `args`, of a member of an array of such structs: `array[index].name: …`.
+    pub fn of_member(mut self, array: &str, index: usize) -> Self {
+        if !matches!(self.0.code, Code::InvalidArgument | Code::Unsupported) {
+            return self;
+        }
+        let message = &self.0.message;
+        let member = message.strip_prefix("args").map_or_else(|| format!(".{message}"), str::to_string);
+        self.0.message = format!("{array}[{index}]{member}").into();
+        self
+    }
+
     pub fn unsupported(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(Code::Unsupported, message)
     }

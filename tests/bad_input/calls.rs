@@ -56,6 +56,8 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_index_update of AXIS", |b| index_update(b, VWD_INDEX_AXIS, false)),
     ("vwd_index_update of MINMAX of FP8", |b| index_update(b, VWD_INDEX_MINMAX, true)),
     ("vwd_index_update of LABEL of FP8", |b| index_update(b, VWD_INDEX_LABEL, true)),
+    ("vwd_index_update_layers of MINMAX", |b| index_update_layers(b, VWD_INDEX_MINMAX)),
+    ("vwd_index_update_layers of LABEL", |b| index_update_layers(b, VWD_INDEX_LABEL)),
     ("vwd_channel_importance", channel_importance),
     ("vwd_select_blocks by MINMAX", |b| select_blocks(b, VWD_SELECT_MINMAX, Rows::One)),
     ("vwd_select_blocks by MEAN_SOFTMAX", |b| select_blocks(b, VWD_SELECT_MEAN_SOFTMAX, Rows::One)),

@@ -143,6 +143,66 @@ pub fn messages_say_where_expectations_come_from() {
     assert_refused(status, &["index.key_max: shape [4, 1, 2, 64]; expected [pages, rows, Hk, D of q=32]"]);
 }
 
+/// Nothing is written where one update is wrong, or where two write the same memory.
+pub fn updates_of_layers_are_all_made_or_none() {
+    let backend = &Backend::cpu(2);
+    let lens = Tensor::ints(backend, I32, &Array::new(&[2], vec![16, 9]), &Layout::default());
+    let tensor = |shape: &[usize]| Tensor::poisoned(backend, F32, shape, &Layout::default());
+    let k = tensor(&[2, 16, 2, 64]);
+    let summaries: [Tensor; 6] = std::array::from_fn(|_| tensor(&[2, 1, 2, 64]));
+    let update = |key_max: &Tensor, key_min: &Tensor| {
+        let (key_max, key_min) = (key_max.c(), key_min.c());
+        let index = vwd_index { kind: VWD_INDEX_MINMAX, block_size: 16, key_max, key_min, ..args() };
+        vwd_index_update_args { index: kept(index), k: k.c(), seq_lens: lens.c(), ..args() }
+    };
+    let [a, b, c, d, e, f] = &summaries;
+    let right = [update(a, b), update(c, d), update(e, f)];
+    let call = |updates: &[*const vwd_index_update_args]| {
+        // SAFETY: the tensors live longer than the call.
+        unsafe { vwd_index_update_layers(backend.session(), updates.as_ptr(), updates.len() as u32, SESSION_STREAM) }
+    };
+    let refuses = |updates: [&vwd_index_update_args; 3], words: &[&str]| {
+        assert_refused(call(&updates.map(|update| &raw const *update)), words);
+        summaries.iter().for_each(|summary| summary.assert_untouched("a summary"));
+    };
+    let [one, two, three] = &right;
+    let (f16, fewer) = (leaked(backend, F16, &[2, 16, 2, 64]), leaked(backend, I32, &[1]));
+    refuses([one, &vwd_index_update_args { k: f16, ..*two }, three], &["updates[1].index.key_max: ", "float16"]);
+    let i32 = leaked(backend, I32, &[2, 16, 2, 64]);
+    refuses([one, &vwd_index_update_args { k: i32, ..*two }, three], &["updates[1].k: dtype int32; expected "]);
+    refuses([one, two, &vwd_index_update_args { k: absent(), ..*three }], &["updates[2].k: "]);
+    refuses([one, two, &vwd_index_update_args { seq_lens: fewer, page_table: lens.c(), ..*three }], &["updates[2]."]);
+    refuses([one, two, &vwd_index_update_args { struct_size: 12, ..*three }], &["updates[2].struct_size: 12"]);
+    refuses([one, two, &vwd_index_update_args { index: std::ptr::null(), ..*three }], &["updates[2].index: NULL"]);
+    // SAFETY: the struct is kept for good.
+    let size = kept(vwd_index { struct_size: 4, ..unsafe { *two.index } });
+    refuses([one, &vwd_index_update_args { index: size, ..*two }, three], &["updates[1].index.struct_size: 4"]);
+    refuses(
+        [one, two, one],
+        &["updates[2].index: its summaries overlap those of updates[0].index; expected memory of its own"],
+    );
+    refuses([one, two, &update(e, c)], &["updates[2].index: its summaries overlap those of updates[1].index"]);
+    refuses([one, &update(c, c), three], &["updates[1].index.key_m"]);
+
+    assert_refused(call(&[one, std::ptr::null()]), &["updates[1]: NULL; expected "]);
+    // SAFETY: what is wrong is found before an update is read.
+    let status = |updates: *const *const vwd_index_update_args, count| unsafe {
+        vwd_index_update_layers(backend.session(), updates, count, SESSION_STREAM)
+    };
+    assert_refused(status(std::ptr::null(), 1), &["updates: 0x0; expected an array of 1 pointers"]);
+    let array = [&raw const *one; 2];
+    assert_refused(status(array.as_ptr().wrapping_byte_add(1), 1), &["updates: ", "an array of 1 pointers"]);
+    for count in [257, 300, u32::MAX] {
+        assert_refused(status(std::ptr::null(), count), &[&format!("count: {count}; expected 0 to 256")]);
+    }
+    summaries.iter().for_each(|summary| summary.assert_untouched("a summary"));
+    assert_ok(status(std::ptr::null(), 0));
+    assert_ok(status(array.as_ptr(), 0));
+    summaries.iter().for_each(|summary| summary.assert_untouched("a summary"));
+    assert_ok(call(&[one, two, three]));
+    summaries.iter().for_each(|summary| summary.assert_written("a summary", |_| true));
+}
+
 /// A forgotten k would select nothing, without a word.
 pub fn budgets_of_nothing_are_refused() {
     let backend = &Backend::cpu(1);

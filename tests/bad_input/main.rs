@@ -24,7 +24,7 @@ fn main() {
             Err(Failed::from(format!("{} of {rows} rows failed:\n{}", failures.len(), failures.join("\n"))))
         })
     });
-    let others: [(&str, fn()); 13] = [
+    let others: [(&str, fn()); 14] = [
         ("forecast_calls_refuse_what_is_missing", handles::forecast_calls_refuse_what_is_missing),
         ("calibration_needs_a_place_for_its_result_alone", handles::calibration_needs_a_place_for_its_result_alone),
         ("structs_of_other_sizes_are_refused", handles::structs_of_other_sizes_are_refused),
@@ -33,6 +33,7 @@ fn main() {
             combinations::attention_refuses_what_makes_no_sense_together,
         ),
         ("messages_say_where_expectations_come_from", combinations::messages_say_where_expectations_come_from),
+        ("updates_of_layers_are_all_made_or_none", combinations::updates_of_layers_are_all_made_or_none),
         ("budgets_of_nothing_are_refused", combinations::budgets_of_nothing_are_refused),
         ("slots_refuse_what_makes_no_sense_beside_them", combinations::slots_refuse_what_makes_no_sense_beside_them),
         (

@@ -59,8 +59,10 @@ pub struct Call<'b> {
     /// Outputs that may share memory.
     may_overlap: Vec<[&'static str; 2]>,
     handle: (&'static str, *const c_void),
-    /// The parameter that is the struct.
+    /// The parameter that is the struct, or the member of an array that is.
     args_name: &'static str,
+    /// What stands before the names of its fields.
+    prefix: String,
     takes_stream: bool,
     invoke: Box<dyn Fn(*const c_void, *const c_void, vwd_stream) -> vwd_status + 'b>,
 }
@@ -104,6 +106,7 @@ impl<'b> Call<'b> {
             may_overlap: vec![],
             handle,
             args_name: "args",
+            prefix: String::new(),
             takes_stream: true,
             invoke: Box::new(invoke),
         }
@@ -239,6 +242,12 @@ impl<'b> Call<'b> {
         self.args_name = name;
     }
 
+    /// The struct is this member of an array of such structs.
+    pub fn args_are_a_member(&mut self, name: &'static str) {
+        self.args_name = name;
+        self.prefix = format!("{name}.");
+    }
+
     pub fn takes_no_stream(&mut self) {
         self.takes_stream = false;
     }
@@ -278,8 +287,12 @@ impl<'b> Call<'b> {
     /// The call with something broken: it must name one of `names`, say what it expected, and write nothing.
     fn expect(&self, table: &mut Table, what: &str, names: &[&str], status: vwd_status) {
         let text = last_error();
-        let begins_with =
-            |name: &&str| text.strip_prefix(name).is_some_and(|rest| rest.starts_with([':', '.', '[', ' ']));
+        let parameters = [self.handle.0, "stream"];
+        let begins_with = |name: &&str| {
+            let is_whole = parameters.contains(name) || name.starts_with(self.args_name);
+            let own = text.strip_prefix(if is_whole { "" } else { &self.prefix });
+            own.and_then(|own| own.strip_prefix(name)).is_some_and(|rest| rest.starts_with([':', '.', '[', ' ']))
+        };
         let written = self.fields.iter().find(|field| field.memory.read() != field.before);
         let wrong = match written {
             _ if status != VWD_ERROR_INVALID_ARGUMENT => format!("status {status}"),

@@ -2,10 +2,11 @@
 //! computes in single precision.
 
 use crate::Case;
-use crate::keys_to_blocks::{Sequences, Summaries};
+use crate::keys_to_blocks::{Sequences, StoredKeys, Summaries};
 use crate::support::*;
 use half::f16;
 use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan,
@@ -13,6 +14,7 @@ pub const CASES: &[Case] = cases![
     index_labels_round_to_nearest_even_against_the_stored_scale,
     index_of_float8_keys_is_that_of_their_scaled_values,
     index_extended_after_rollback_has_the_bits_of_one_built_at_once,
+    index_of_several_layers_has_the_bits_of_single_updates,
 ];
 
 const KINDS: [u32; 3] = [VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL];
@@ -180,6 +182,63 @@ pub fn check_rollback(backend: &Backend, kinds: &[u32]) {
             let lens: Vec<usize> = (0..s.batch()).map(|i| s.len(i)).collect();
             for (stepped, built) in index.stored(&lens).iter().zip(&at_once.stored(&lens)) {
                 assert_eq!(stepped, built, "kind {kind}");
+            }
+        }
+    });
+}
+
+fn index_of_several_layers_has_the_bits_of_single_updates(backend: &Backend) {
+    rounds(12, |rng| {
+        let of_float8 = rng.one_in(3);
+        let mut s = if of_float8 { Sequences::quantised(backend, rng) } else { Sequences::random(backend, rng) };
+        // More layers than a launch takes, where they are small.
+        let count = if s.keys.data.len() < 5000 { rng.pick(&[3, 35]) } else { rng.size(1..=3) };
+        let begin = Array::from_fn(&[s.batch()], |at| rng.pick(&[0, s.lens[[at[0]]].max(1) - 1]));
+        let [lens, begin] = [&s.lens, &begin].map(|a| Tensor::ints(backend, I32, a, &Layout::random(rng, 1)));
+        let page_table = Tensor::ints(backend, I32, &s.table, &Layout::random(rng, 2));
+        let (tight, kind) = (Layout::default(), rng.pick(&[KINDS[0], KINDS[1], KINDS[2], VWD_INDEX_AXIS]));
+        let first = Summaries::room(rng, &s, kind);
+        let mut layers = vec![];
+        for _ in 0..count {
+            // Most layers are alike; where another one stands between them, they are not all in one launch.
+            let is_alike = !rng.one_in(4);
+            let index = if is_alike { first.twin(backend) } else { Summaries::room(rng, &s, kind) };
+            let layout = if is_alike { tight.clone() } else { Layout::random(rng, 4) };
+            if !of_float8 {
+                s.keys = s.keys.map(|&x| s.dtype.round(x * 1.5 - 0.25));
+            }
+            layers.push((index.twin(backend), s.stored_keys(rng, &layout), index, is_alike));
+        }
+        let updates = |together: bool| {
+            let update = |(index, keys, alone, is_alike): &(Summaries, StoredKeys, Summaries, bool)| {
+                let index = if together { index.c() } else { alone.c() };
+                let table = if *is_alike { first.c().table } else { index.table };
+                vwd_index_update_args {
+                    k: keys.given,
+                    k_scale: keys.scale.as_ref().map_or(absent(), Tensor::c),
+                    page_table: page_table.c(),
+                    seq_lens: lens.c(),
+                    begin: begin.c(),
+                    index: kept(vwd_index { table, ..index }),
+                    ..args()
+                }
+            };
+            layers.iter().map(update).collect::<Vec<_>>()
+        };
+        for update in updates(false) {
+            // SAFETY: the tensors are valid.
+            backend.finish(unsafe { vwd_index_update(backend.session(), &update, backend.stream()) });
+        }
+        let together = updates(true);
+        let pointers: Vec<_> = together.iter().map(|update| update as *const vwd_index_update_args).collect();
+        let (session, stream) = (backend.session(), backend.stream());
+        // SAFETY: the tensors are valid.
+        backend.finish(unsafe { vwd_index_update_layers(session, pointers.as_ptr(), count as u32, stream) });
+        for (n, (index, keys, alone, _)) in layers.iter().enumerate() {
+            keys.k.assert_untouched("k");
+            let raw = |index: &Summaries| index.tensors.iter().map(Tensor::read_raw).collect::<Vec<_>>();
+            for (found, expected) in raw(index).iter().zip(raw(alone)) {
+                assert!(found.data == expected.data, "kind {kind}, layer {n} of {count}");
             }
         }
     });

@@ -31,6 +31,14 @@ pub struct Sequences<'b> {
     pub float8: Option<Float8>,
 }
 
+/// Keys in memory.
+pub struct StoredKeys<'b> {
+    pub k: Tensor<'b>,
+    /// k with its dtype.
+    pub given: vwd_tensor,
+    pub scale: Option<Tensor<'b>>,
+}
+
 /// Keys in 8 bits.
 pub struct Float8 {
     /// DLPack's: float8_e4m3fn or float8_e5m2.
@@ -113,18 +121,28 @@ impl<'b> Sequences<'b> {
         Some(self.keys.row([page, slot, g]))
     }
 
-    pub fn update(&self, rng: &mut Rng, lens: &Array<i64>, begin: Option<&Array<i64>>, index: &Summaries) {
-        let (k, given, scale) = match &self.float8 {
+    /// The keys as a call takes them, laid out in some way, and their scales.
+    pub fn stored_keys(&self, rng: &mut Rng, layout: &Layout) -> StoredKeys<'b> {
+        match &self.float8 {
             None => {
-                let k = Tensor::floats(self.backend, self.dtype, &self.keys, &Layout::random(rng, 4));
-                (k.alias(), k.c(), None)
+                let k = Tensor::floats(self.backend, self.dtype, &self.keys, layout);
+                StoredKeys { given: k.c(), k, scale: None }
             }
             Some(Float8 { code, bytes, scale }) => {
-                let k = Tensor::ints(self.backend, U8, bytes, &Layout::random(rng, 4));
+                let k = Tensor::ints(self.backend, U8, bytes, layout);
                 let mut floats = |a| Tensor::floats(self.backend, F32, a, &Layout::random(rng, a.shape.len()));
-                (k.alias(), vwd_tensor { dtype_code: *code, ..k.c() }, scale.as_ref().map(&mut floats))
+                StoredKeys {
+                    given: vwd_tensor { dtype_code: *code, ..k.c() },
+                    k,
+                    scale: scale.as_ref().map(&mut floats),
+                }
             }
-        };
+        }
+    }
+
+    pub fn update(&self, rng: &mut Rng, lens: &Array<i64>, begin: Option<&Array<i64>>, index: &Summaries) {
+        let layout = Layout::random(rng, 4);
+        let StoredKeys { k, given, scale } = self.stored_keys(rng, &layout);
         let table = Tensor::ints(self.backend, I32, &self.table, &Layout::random(rng, 2));
         let lens = Tensor::ints(self.backend, I32, lens, &Layout::random(rng, 1));
         let begin = begin.map(|begin| Tensor::ints(self.backend, I32, begin, &Layout::random(rng, 1)));

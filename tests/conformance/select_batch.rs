@@ -97,4 +97,17 @@ fn index_and_select_need_less_than_48_kib_of_the_callers_stack(_: &Backend) {
     let call = vwd_channel_importance_args { q: q.c(), k: k.c(), channels: channels.c(), ..args() };
     // SAFETY: the tensors are valid.
     measured(&mut || backend.finish(unsafe { vwd_channel_importance(backend.session(), &call, backend.stream()) }));
+
+    let tensor = |shape: &[usize]| Tensor::poisoned(&backend, BF16, shape, &Layout::default());
+    let lens = Tensor::ints(&backend, I32, &Array::new(&[1], vec![100]), &Layout::default());
+    let (k, axes) = (tensor(&[1, 100, 2, 576]), [(); 2].map(|()| tensor(&[1, 2, 2, 1152])));
+    let layers = axes.each_ref().map(|axes| {
+        let index = vwd_index { kind: VWD_INDEX_AXIS, block_size: 64, axes: axes.c(), ..args() };
+        vwd_index_update_args { index: kept(index), k: k.c(), seq_lens: lens.c(), ..args() }
+    });
+    let updates = layers.each_ref().map(|update| &raw const *update);
+    // SAFETY: as above.
+    measured(&mut || {
+        backend.finish(unsafe { vwd_index_update_layers(backend.session(), updates.as_ptr(), 2, backend.stream()) })
+    });
 }

@@ -188,6 +188,17 @@ impl Case {
         })
     }
 
+    /// A call that takes an array and no struct: the places of its elements.
+    pub fn call_with_array<T>(
+        &mut self,
+        name: &str,
+        length: usize,
+        invoke: impl Fn(&Session, *const c_void) -> Answer + 'static,
+    ) -> Vec<Place> {
+        self.invoke = Box::new(invoke);
+        self.elements::<T>(name, None, length)
+    }
+
     pub fn call_with<T: Versioned>(&mut self, invoke: impl Fn(&Session, *const c_void) -> Answer + 'static) -> Place {
         self.invoke = Box::new(invoke);
         self.block::<T>("args", "", None)
@@ -223,11 +234,16 @@ impl Case {
 
     /// A host array that the arguments point to: the places of its elements.
     pub fn array<T>(&mut self, home: Place, length: usize) -> Vec<Place> {
+        let name = home.name.clone();
+        self.elements::<T>(&name, Some(home), length)
+    }
+
+    fn elements<T>(&mut self, name: &str, home: Option<Place>, length: usize) -> Vec<Place> {
         let block = self.blocks.len();
-        let element = |n| Place { block, offset: n * size_of::<T>(), name: format!("{}[{n}]", home.name) };
+        let element = |n| Place { block, offset: n * size_of::<T>(), name: format!("{name}[{n}]") };
         let places = (0..length).map(element).collect();
-        let (name, bytes) = (home.name.clone(), vec![0; length * size_of::<T>()]);
-        self.blocks.push(Block { name, bytes, home: Some(home), is_versioned: false, pointer: Pointer::Sound });
+        let bytes = vec![0; length * size_of::<T>()];
+        self.blocks.push(Block { name: name.into(), bytes, home, is_versioned: false, pointer: Pointer::Sound });
         places
     }
 

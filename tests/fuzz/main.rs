@@ -56,6 +56,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_index_update of MEAN", Target::Call(|case| sequences::index_update(case, VWD_INDEX_MEAN))),
     ("vwd_index_update of LABEL", Target::Call(|case| sequences::index_update(case, VWD_INDEX_LABEL))),
     ("vwd_index_update of AXIS", Target::Call(|case| sequences::index_update(case, VWD_INDEX_AXIS))),
+    ("vwd_index_update_layers", Target::Call(sequences::index_update_layers)),
     ("vwd_channel_importance", Target::Call(sequences::channel_importance)),
     ("vwd_select_blocks by MINMAX", Target::Call(|case| sequences::select_blocks(case, VWD_SELECT_MINMAX))),
     ("vwd_select_blocks by MEAN_SOFTMAX", Target::Call(|case| sequences::select_blocks(case, VWD_SELECT_MEAN_SOFTMAX))),

@@ -186,8 +186,32 @@ impl Summaries {
 }
 
 pub fn index_update(case: &mut Case, kind: u32) {
+    let args = case.call::<vwd_index_update_args>(vwd_index_update);
+    update(case, args, kind);
+}
+
+pub fn index_update_layers(case: &mut Case) {
+    let count = case.rng.size(1..=2);
+    let updates = case.call_with_array::<*const vwd_index_update_args>("updates", count, move |session, updates| {
+        let count = count as u32;
+        // SAFETY: the array is what the case describes, in memory that is there.
+        (unsafe { vwd_index_update_layers(session.raw(), updates.cast(), count, std::ptr::null_mut()) }, vec![])
+    });
+    for home in updates {
+        let kind = case.rng.pick(&[VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL, VWD_INDEX_AXIS]);
+        let (args, first) = (case.nested::<vwd_index_update_args>(home), case.fields.len());
+        update(case, args, kind);
+        // What one update writes and another reads is not compared.
+        for (one, other) in (0..first).flat_map(|one| (first..case.fields.len()).map(move |other| (one, other))) {
+            if case.fields[one].role == Role::In || case.fields[other].role == Role::In {
+                case.may_overlap.extend([[one, other], [other, one]]);
+            }
+        }
+    }
+}
+
+fn update(case: &mut Case, args: Place, kind: u32) {
     type Args = vwd_index_update_args;
-    let args = case.call::<Args>(vwd_index_update);
     let sizes = Sizes::draw(case);
     let pages = Pages::draw(case, sizes.batch);
     let dtype = key_dtype(case);

@@ -26,21 +26,24 @@ pub fn check(result: CUresult) {
 pub struct Graph {
     exec: sys::CUgraphExec,
     stream: CUstream,
+    /// What was enqueued: launches and copies.
+    pub nodes: usize,
 }
 
 impl Graph {
     pub fn capture(stream: CUstream, enqueue: impl FnOnce()) -> Graph {
-        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut graph, mut exec, mut nodes) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         // SAFETY: the stream is idle, and its context is current: the backend made it so.
         unsafe {
             let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_GLOBAL;
             check(sys::cuStreamBeginCapture_v2(stream, mode));
             enqueue();
             check(sys::cuStreamEndCapture(stream, &mut graph));
+            check(sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes));
             check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
             check(sys::cuGraphDestroy(graph));
         }
-        Graph { exec, stream }
+        Graph { exec, stream, nodes }
     }
 
     pub fn replay(&self) {

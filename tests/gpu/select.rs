@@ -12,6 +12,7 @@ pub const CASES: &[Case] = &[
     ("selections_of_1000_replays_are_the_same_bits", selections_of_1000_replays_are_the_same_bits),
     ("selections_follow_500_steps_of_a_graph", selections_follow_500_steps_of_a_graph),
     ("summaries_follow_what_the_kernel_ahead_writes", summaries_follow_what_the_kernel_ahead_writes),
+    ("updates_of_layers_that_are_alike_share_launches", updates_of_layers_that_are_alike_share_launches),
     ("selections_follow_what_the_kernel_ahead_writes", selections_follow_what_the_kernel_ahead_writes),
     ("long_selections_follow_what_the_kernel_ahead_writes", long_selections_follow_what_the_kernel_ahead_writes),
 ];
@@ -51,6 +52,42 @@ fn selections_follow_500_steps_of_a_graph(backend: &Backend) {
                 steps.step(rng, |_| graph.replay());
             }
         });
+    }
+}
+
+/// 40 layers, one of which has summaries of another type.
+fn updates_of_layers_that_are_alike_share_launches(backend: &Backend) {
+    const LAYERS: usize = 40;
+    let (tokens, heads, dim, plain) = (100usize, 2, 64, Layout::default());
+    let [lens, begin] =
+        [tokens, tokens - 1].map(|n| Tensor::ints(backend, I32, &Array::filled(&[1], n as i64), &plain));
+    let zeros = |dtype, shape: &[usize]| Tensor::floats(backend, dtype, &Array::filled(shape, 0.0), &plain);
+    let layers: Vec<[Tensor; 2]> = (0..LAYERS)
+        .map(|n| {
+            let axes = zeros(if n == 10 { F32 } else { BF16 }, &[1, tokens.div_ceil(16), heads, 2 * dim]);
+            [zeros(BF16, &[1, tokens, heads, dim]), axes]
+        })
+        .collect();
+    let updates: Vec<vwd_index_update_args> = layers
+        .iter()
+        .map(|[k, axes]| vwd_index_update_args {
+            index: kept(vwd_index { kind: VWD_INDEX_AXIS, block_size: 16, axes: axes.c(), ..args() }),
+            k: k.c(),
+            seq_lens: lens.c(),
+            begin: begin.c(),
+            ..args()
+        })
+        .collect();
+    let pointers: Vec<*const vwd_index_update_args> = updates.iter().map(|update| update as *const _).collect();
+    for (range, launches) in [(0..1, 1), (0..10, 1), (0..LAYERS, 3), (11..LAYERS, 1), (9..12, 3), (0..0, 0)] {
+        let some = &pointers[range.clone()];
+        let graph = Graph::capture(backend.stream().cast(), || {
+            let (session, stream) = (backend.session(), backend.stream());
+            // SAFETY: the tensors outlive the graph.
+            assert_ok(unsafe { vwd_index_update_layers(session, some.as_ptr(), some.len() as u32, stream) });
+        });
+        assert_eq!(graph.nodes, launches, "layers {range:?}");
+        graph.replay();
     }
 }
 

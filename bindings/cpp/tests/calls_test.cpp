@@ -390,6 +390,34 @@ static void channels_labels_and_tokens(const vw::Session &session) {
   CHECK(token_count[0] == 3 && (tokens == Ints{1, 4, 5}));
 }
 
+static void summaries_of_several_layers(const vw::Session &session) {
+  std::array<Sequence, 2> layers;
+  for (float &x : layers[1].k) x += 10;
+  std::array<vwd_index, 2> indexes = {layers[0].minmax(), layers[1].minmax()};
+  std::array<vwd_index_update_args, 2> args;
+  std::array<const vwd_index_update_args *, 2> updates;
+  for (std::size_t n = 0; n < args.size(); ++n) {
+    args[n] = vw::make<vwd_index_update_args>();
+    args[n].index = &indexes[n];
+    args[n].k = layers[n].kv().k;
+    args[n].seq_lens = layers[n].kv().seq_lens;
+    updates[n] = &args[n];
+  }
+  session.index_update_layers(updates.data(), 2);
+  CHECK(layers[0].key_max[0] == 1 && layers[0].key_max[32] == 5 && layers[0].key_min[32] == 4);
+  CHECK(layers[1].key_max[0] == 11 && layers[1].key_max[32] == 15 && layers[1].key_min[32] == 14);
+  session.index_update_layers(nullptr, 0);
+
+  args[1].k = {};
+  std::string message;
+  try {
+    session.index_update_layers(updates.data(), 2);
+  } catch (const vw::Error &error) {
+    message = error.what();
+  }
+  CHECK(message.find("updates[1].k: ") != std::string::npos);
+}
+
 static void topk(const vw::Session &session) {
   const std::vector<float> scores = {1, 5, 2, 5, 4};
   Ints ids(3), counts(1);
@@ -678,6 +706,7 @@ int main() {
       what_a_list_leaves_out_is_one_term,
       query_positions_windows_sinks_and_scales,
       channels_labels_and_tokens,
+      summaries_of_several_layers,
       topk,
       gather,
       tiered_cache,

@@ -1,5 +1,6 @@
 """Every call once, against numpy."""
 
+import gc
 import math
 import tempfile
 import unittest
@@ -195,6 +196,52 @@ class Calls(unittest.TestCase):
             want[5] = math.inf  # the last block is forced
             self.assertEqual(selected.ids[0, g].tolist(), sorted(np.argsort(-want)[:3]))
         self.assertEqual(selected.counts.tolist(), [[3, 3]])
+
+    def test_one_call_updates_the_summaries_of_several_layers(self):
+        layers = [self.sequence()[1] for _ in range(3)]
+
+        def updates():
+            for kv in layers:
+                index = Index.minmax(kv.k, batch=1, tokens=23, block_size=4)
+                yield dict(index=index, k=kv.k, page_table=kv.page_table, seq_lens=kv.seq_lens)
+
+        alone, together = list(updates()), list(updates())
+        for update in alone:
+            self.session.index_update(**update)
+        prepared = [self.session.prepare_index_update(**update) for update in together]
+        call = self.session.prepare_index_update_layers(updates=prepared)
+        del prepared
+        gc.collect()
+
+        def expect_the_same():
+            call()
+            for one, other in zip(alone, together, strict=True):
+                np.testing.assert_array_equal(one["index"].key_max, other["index"].key_max)
+                np.testing.assert_array_equal(one["index"].key_min, other["index"].key_min)
+
+        expect_the_same()
+        # Later keys of the same arrays.
+        for kv, update in zip(layers, alone, strict=True):
+            kv.k += 1
+            self.session.index_update(**update)
+        expect_the_same()
+        self.session.index_update_layers(updates=[])
+
+        # An update that is wrong is named by its place, and the one before it is not made.
+        right, wrong = (self.session.prepare_index_update(**together[n]) for n in range(2))
+        wrong.args.k.ndim = 3
+        together[0]["index"].key_max[:] = 7
+        with self.assertRaisesRegex(vanward.InvalidArgument, r"^index_update_layers: updates\[1\]\.k: "):
+            self.session.index_update_layers(updates=[right, wrong])
+        self.assertTrue((together[0]["index"].key_max == 7).all())
+        with self.assertRaisesRegex(vanward.InvalidArgument, r"updates\[2\]\.index: .*updates\[1\]\.index"):
+            twice = self.session.prepare_index_update(**together[1])
+            self.session.index_update_layers(updates=[right, self.session.prepare_index_update(**together[1]), twice])
+        expected = r"^index_update_layers: updates\[1\]: dict; expected what prepare_index_update gives$"
+        with self.assertRaisesRegex(TypeError, expected):
+            self.session.index_update_layers(updates=[right, together[1]])
+        with self.assertRaisesRegex(TypeError, "^index_update_layers: updates: Call; expected a list$"):
+            self.session.index_update_layers(updates=right)
 
     def test_attention_repair_and_merge(self):
         q, kv, k, v = self.sequence()

@@ -428,7 +428,7 @@ class Call:
     in a CUDA graph. `stream` replaces the stream that it was prepared for.
     """
 
-    __slots__ = ("_name", "_function", "_owner", "_beside", "_reference", "_stream", "_keep", "args")
+    __slots__ = ("_name", "_function", "_owner", "_beside", "_passed", "_stream", "_keep", "args")
 
     def __init__(
         self,
@@ -440,24 +440,44 @@ class Call:
         beside: tuple[Any, ...] = (),
     ):
         """`beside` are further objects whose handles the call takes, or None."""
-        self._name = name_of(struct)
-        self._function = getattr(lib, f"vwd_{self._name}")
+        self._prepare(name_of(struct), owner, stream, beside)
+        self.args = arguments(struct, self._keep, inputs, outputs)
+        self._passed: tuple[Any, ...] = (byref(self.args),)
+
+    @classmethod
+    def of_several(
+        cls, owner: Any, name: str, struct: type[Structure], array: str, calls: Sequence[Call], stream: int
+    ) -> Call:
+        """A call of several prepared ones: it takes an array of pointers to their arguments, and how many they are."""
+        call = cls.__new__(cls)
+        call._prepare(name, owner, stream, ())
+        call.args = (POINTER(struct) * count(name, array, calls))()
+        for n, one in enumerate(calls):
+            if not isinstance(one, Call) or type(one.args) is not struct:
+                expected = f"what prepare_{name_of(struct)} gives"
+                raise TypeError(f"{name}: {array}[{n}]: {type(one).__name__}; expected {expected}")
+            call.args[n] = pointer(one.args)
+            call._keep.append(one)
+        call._passed = (call.args, len(calls))
+        return call
+
+    def _prepare(self, name: str, owner: Any, stream: int, beside: tuple[Any, ...]) -> None:
+        self._name = name
+        self._function = getattr(lib, f"vwd_{name}")
         self._owner = owner
         self._beside = beside
-        self._stream = whole(self._name, "stream", stream)
+        self._stream = whole(name, "stream", stream)
         self._keep: list[Any] = []
-        self.args = arguments(struct, self._keep, inputs, outputs)
-        self._reference = byref(self.args)
 
     def __call__(self, stream: int | None = None) -> None:
         stream = self._stream if stream is None else stream
         beside = (other and other.handle for other in self._beside)
-        status = self._function(self._owner.handle, *beside, self._reference, stream)
+        status = self._function(self._owner.handle, *beside, *self._passed, stream)
         if status:
             check(status, self._name)
 
     def scratch(self) -> int:
         """Bytes of scratch that it takes on a stream; 0 on a CPU session. Of calls that vanward.h has a `…_scratch` for."""
         needed = c_uint64()
-        invoke(f"{self._name}_scratch", self._owner.handle, self._reference, byref(needed))
+        invoke(f"{self._name}_scratch", self._owner.handle, *self._passed, byref(needed))
         return needed.value

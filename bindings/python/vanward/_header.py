@@ -1092,6 +1092,7 @@ PROTOTYPES = {
     "vwd_compactor_release": (None, [c_void_p]),
     "vwd_compact": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_index_update": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_index_update_layers": (c_int32, [c_void_p, c_void_p, c_uint32, c_void_p]),
     "vwd_channel_importance": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_select_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_select_blocks_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),

@@ -520,6 +520,11 @@ class Session:
             outputs=dict(index=index),
         )
 
+    def prepare_index_update_layers(self, *, updates: Sequence[Call], stream: int = 0) -> Call:
+        """vwd_index_update_layers: updates of several layers, each as prepare_index_update gives it, on one stream."""
+        struct = _header.vwd_index_update_args
+        return Call.of_several(self, "index_update_layers", struct, "updates", updates, stream)
+
     def prepare_channel_importance(
         self,
         *,
@@ -938,6 +943,7 @@ class Session:
     tree_prepare = at_once(prepare_tree_prepare)
     verify_tree = at_once(prepare_verify_tree)
     index_update = at_once(prepare_index_update)
+    index_update_layers = at_once(prepare_index_update_layers)
     channel_importance = at_once(prepare_channel_importance)
     select_blocks = at_once(prepare_select_blocks)
     select_tokens = at_once(prepare_select_tokens)

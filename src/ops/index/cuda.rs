@@ -5,7 +5,7 @@ use super::{ImportanceRequest, Kind, UpdateRequest};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{Place, Summary, address, byte_stride, element_code, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind as LaunchKind, Modules, Source, source};
@@ -64,6 +64,7 @@ impl ByWidth {
 
 kernel_struct! {
     /// Mirrors Keys of kernels/index/keys.cuh. Strides are in bytes.
+    #[derive(Clone, Copy, PartialEq)]
     struct Keys {
         data: *const u8,
         scale: *const u8,
@@ -94,6 +95,7 @@ kernel_struct! {
 
 kernel_struct! {
     /// Mirrors UpdateParams of kernels/index/params.cuh.
+    #[derive(Clone, Copy, PartialEq)]
     struct UpdateParams {
         keys: Keys,
         place: Place,
@@ -110,15 +112,18 @@ kernel_struct! {
         lanes: u32,
         split: u32,
         slices: u32,
+        batch: u32,
         size_of: Divisor,
         stride_of: Divisor,
         heads_of: Divisor,
         slices_of: Divisor,
+        batch_of: Divisor,
     }
 }
 
 kernel_struct! {
     /// Mirrors AxisParams of kernels/index/params.cuh.
+    #[derive(Clone, Copy, PartialEq)]
     struct AxisParams {
         update: UpdateParams,
         weights: *const u8,
@@ -127,6 +132,33 @@ kernel_struct! {
         weights_channel: i64,
         centre_head: i64,
         centre_channel: i64,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors LayerShift of kernels/index/params.cuh, in bytes.
+    #[derive(Clone, Copy)]
+    struct LayerShift {
+        keys: i64,
+        scale: i64,
+        first: i64,
+        second: i64,
+        third: i64,
+        channels: i64,
+        weights: i64,
+        centre: i64,
+    }
+}
+
+kernel_constants! {
+    /// Layers that may share a launch.
+    const MOST_LAYERS: u32 = 32;
+}
+
+kernel_struct! {
+    /// Mirrors Layers of kernels/index/params.cuh.
+    struct Layers {
+        shift: [LayerShift; MOST_LAYERS as usize],
     }
 }
 
@@ -213,11 +245,60 @@ impl Keys {
     }
 }
 
-pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
+impl AxisParams {
+    /// Where the layer's tensors lie, in the order of LayerShift.
+    fn addresses(&mut self) -> [&mut *const u8; 8] {
+        let AxisParams { update: u, weights, centre, .. } = self;
+        let [first, second, third] = [&mut u.first, &mut u.second, &mut u.third].map(|summary| &mut summary.data);
+        [&mut u.keys.data, &mut u.keys.scale, first, second, third, &mut u.channels, weights, centre]
+    }
+
+    /// How far past those of `first` this layer's tensors lie, if in all else the two are alike.
+    fn shift_from(mut self, mut first: AxisParams) -> Option<LayerShift> {
+        let mut shifts = [0; 8];
+        for ((shift, own), first) in shifts.iter_mut().zip(self.addresses()).zip(first.addresses()) {
+            if own.is_null() == first.is_null() {
+                *shift = (*own as i64).wrapping_sub(*first as i64);
+                *own = *first;
+            }
+        }
+        let [keys, scale, first_one, second, third, channels, weights, centre] = shifts;
+        (self == first).then_some(LayerShift {
+            keys,
+            scale,
+            first: first_one,
+            second,
+            third,
+            channels,
+            weights,
+            centre,
+        })
+    }
+}
+
+/// What updates the summaries of one layer.
+#[derive(Clone, Copy)]
+struct Prepared<'e> {
+    kernel: &'e Kernel,
+    /// Without `slices`, which depends on how many layers share the launch.
+    params: AxisParams,
+    variant: Option<Variant>,
+    /// CTAs that the device has room for, and how many of them share the summaries of a sequence and head at most.
+    resident: usize,
+    most_slices: usize,
+}
+
+/// `None` where there is nothing to summarise.
+fn prepare<'e>(enqueue: &'e Enqueue, r: &UpdateRequest) -> Result<Option<Prepared<'e>>> {
     let (batch, kv_heads, dim) = (r.pages.batch(), r.k.dim(2), r.k.dim(3));
     let keys = Keys::new(r);
     if batch == 0 || kv_heads == 0 || keys.capacity == 0 {
-        return Ok(());
+        return Ok(None);
+    }
+    if batch.saturating_mul(kv_heads) > i32::MAX as usize {
+        return Err(Error::unsupported(format!(
+            "seq_lens: {batch} sequences of {kv_heads} KV heads; CUDA takes up to 2^31 − 1 together"
+        )));
     }
     let mut lanes = dim.div_ceil(LANE_CHANNELS).next_power_of_two().min(32);
     let [weights, centre] = r.index.learned();
@@ -255,16 +336,9 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
     // What begins late has little that is new, and idle CTAs are waited for; two of a multiprocessor take long chunks nearly as fast.
     let resident =
         if r.begin.is_some() { resident.min(2) } else { resident } * enqueue.facts().multiprocessors as usize;
-    let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
-    let ctas = slices.saturating_mul(batch).saturating_mul(kv_heads);
-    if ctas > i32::MAX as usize {
-        return Err(Error::unsupported(format!(
-            "seq_lens: {batch} sequences of {kv_heads} KV heads; CUDA takes up to 2^31 − 1 together"
-        )));
-    }
     let [first, second, third] = r.index.summaries().map(Summary::new);
     let channels = r.index.channels();
-    let params = UpdateParams {
+    let update = UpdateParams {
         keys,
         place: r.index.place(),
         first,
@@ -279,16 +353,16 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         kept: channels.map_or(0, |t| t.dim(1)) as u32,
         lanes: lanes as u32,
         split: split as u32,
-        slices: slices as u32,
+        slices: 0,
+        batch: batch as u32,
         size_of: Divisor::new(saturated(size)),
         stride_of: Divisor::new(saturated(stride).max(1)),
         heads_of: Divisor::new(kv_heads as u32),
-        slices_of: Divisor::new(slices as u32),
+        slices_of: Divisor::NONE,
+        batch_of: Divisor::new(batch as u32),
     };
-    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: enqueue.dependent_kind() };
-    // Other kernels read of it what comes first.
     let params = AxisParams {
-        update: params,
+        update,
         weights: address(weights),
         centre: address(centre),
         weights_head: byte_stride(weights, 0),
@@ -296,13 +370,64 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         centre_head: byte_stride(centre, 0),
         centre_channel: byte_stride(centre, 1),
     };
-    // SAFETY: AxisParams, or UpdateParams with which it begins, is the kernels' struct; the op's caller keeps the tensors
-    // valid until the stream has passed. The kernels wait before they touch anything.
-    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()])? };
-    if let Some(variant) = axis_variant {
-        enqueue.ran(variant);
+    Ok(Some(Prepared { kernel, params, variant: axis_variant, resident, most_slices: summaries.div_ceil(at_once) }))
+}
+
+/// Fails where a launch would.
+pub fn check(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
+    prepare(enqueue, r).map(|_| ())
+}
+
+/// Updates of layers, one after the other: those that are alike but for addresses share a launch.
+pub struct Updates<'e> {
+    enqueue: &'e Enqueue<'e>,
+    first: Option<Prepared<'e>>,
+    layers: Layers,
+    count: usize,
+}
+
+impl<'e> Updates<'e> {
+    pub fn new(enqueue: &'e Enqueue<'e>) -> Updates<'e> {
+        // SAFETY: shifts are integers.
+        Updates { enqueue, first: None, layers: unsafe { std::mem::zeroed() }, count: 0 }
     }
-    Ok(())
+
+    /// Adds a layer. The tensors of `r` are used by the next launch, after this returns.
+    pub fn add(&mut self, r: &UpdateRequest) -> Result<()> {
+        let Some(layer) = prepare(self.enqueue, r)? else { return Ok(()) };
+        let of_layer = layer.params.update.batch as usize * layer.params.update.keys.kv_heads as usize;
+        let has_room = self.count < MOST_LAYERS as usize && of_layer * (self.count + 1) <= i32::MAX as usize;
+        let shift = self.first.filter(|first| has_room && std::ptr::eq(first.kernel, layer.kernel));
+        match shift.and_then(|first| layer.params.shift_from(first.params)) {
+            Some(shift) => self.layers.shift[self.count] = shift,
+            None => {
+                self.launch()?;
+                self.first = Some(layer);
+            }
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Launches the layers added since the last launch.
+    pub fn launch(&mut self) -> Result<()> {
+        let Some(Prepared { kernel, mut params, variant, resident, most_slices }) = self.first.take() else {
+            return Ok(());
+        };
+        let shares =
+            params.update.batch as usize * params.update.keys.kv_heads as usize * std::mem::take(&mut self.count);
+        let slices = (resident / shares).min(most_slices).max(1);
+        params.update.slices = slices as u32;
+        params.update.slices_of = Divisor::new(slices as u32);
+        let grid = Grid { ctas: (slices * shares) as u32, threads: THREADS, kind: self.enqueue.dependent_kind() };
+        // SAFETY: AxisParams, or UpdateParams with which it begins, and Layers are the kernels' structs; the op's caller keeps the
+        // tensors valid until the stream has passed. The kernels wait before they touch anything.
+        unsafe { self.enqueue.launch(kernel, grid, [(&raw const params).cast(), (&raw const self.layers).cast()])? };
+        if let Some(variant) = variant {
+            self.enqueue.ran(variant);
+        }
+        Ok(())
+    }
 }
 
 impl Sample {
@@ -357,6 +482,9 @@ mod tests {
             Keys::layout("Keys"),
             UpdateParams::layout("UpdateParams"),
             AxisParams::layout("AxisParams"),
+            LayerShift::layout("LayerShift"),
+            Layers::layout("Layers"),
+            kernel_constants(),
             Sample::layout("Sample"),
             ImportanceParams::layout("ImportanceParams"),
         ];

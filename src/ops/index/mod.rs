@@ -19,7 +19,7 @@ use crate::abi::{
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::core::tensor::{ANY, ByteRange, Checks, Tensor};
 use crate::runtime::cuda::views::Place;
 use crate::runtime::{On, Session, require_no_flags};
 
@@ -155,9 +155,8 @@ impl<'a> Index<'a> {
         Place::new(self.table.as_ref(), self.pages, self.rows, self.capacity())
     }
 
-    /// `dim` is D, and `batch` the number of sequences.
+    /// `dim` is the extent D of keys or queries, named, and `batch` the number of sequences.
     #[inline(always)]
-    /// `dim` is the extent D of keys or queries, named.
     pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: (&str, usize)) -> Result<Index<'a>> {
         require_no_flags("index.flags", c.flags)?;
         let float = |name, t| {
@@ -404,8 +403,73 @@ pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) ->
     contents::check(session, &on, || request.contents())?;
     match on {
         On::Cpu(cpu) => cpu::update(cpu, request),
-        On::Cuda(enqueue) => cuda::update(&enqueue, request),
+        On::Cuda(enqueue) => {
+            let mut updates = cuda::Updates::new(&enqueue);
+            updates.add(request)?;
+            updates.launch()
+        }
     }
+}
+
+/// Updates of one call of `vwd_index_update_layers`.
+pub const MOST_UPDATES: usize = 256;
+
+/// The updates of several layers. `read` checks the n-th one and hands it on, as often as it is asked for.
+pub fn update_layers(
+    session: &Session,
+    count: usize,
+    read: impl Fn(usize, &mut dyn FnMut(&UpdateRequest) -> Result<()>) -> Result<()>,
+    stream: vwd_stream,
+) -> Result<()> {
+    let on = session.on(stream)?;
+    let mut written = [[(0, 0); 3]; MOST_UPDATES];
+    for (n, written) in written[..count].iter_mut().enumerate() {
+        read(n, &mut |request| {
+            *written = request.index.summaries().map(|summary| summary.map_or((0, 0), Tensor::bytes));
+            match &on {
+                On::Cpu(_) => Ok(()),
+                On::Cuda(enqueue) => cuda::check(enqueue, request),
+            }
+        })?;
+    }
+    reject_shared(&written[..count], &read)?;
+    (0..count).try_for_each(|n| read(n, &mut |request| contents::check(session, &on, || request.contents())))?;
+    match &on {
+        On::Cpu(cpu) => (0..count).try_for_each(|n| read(n, &mut |request| cpu::update(cpu, request))),
+        On::Cuda(enqueue) => {
+            let mut updates = cuda::Updates::new(enqueue);
+            (0..count).try_for_each(|n| read(n, &mut |request| updates.add(request)))?;
+            updates.launch()
+        }
+    }
+}
+
+/// Fails where two updates write the same bytes. `written`: from the first to the last byte of each one's summaries.
+fn reject_shared(
+    written: &[[ByteRange; 3]],
+    read: &impl Fn(usize, &mut dyn FnMut(&UpdateRequest) -> Result<()>) -> Result<()>,
+) -> Result<()> {
+    let meet = |a: &ByteRange, b: &ByteRange| a.0.max(b.0) < a.1.min(b.1);
+    for (n, own) in written.iter().enumerate() {
+        for (m, other) in written.iter().enumerate().skip(n + 1) {
+            if own.iter().any(|a| other.iter().any(|b| meet(a, b))) {
+                let mut is_shared = false;
+                read(n, &mut |first| {
+                    read(m, &mut |second| {
+                        let others = second.index.summaries();
+                        is_shared =
+                            first.index.summaries().iter().any(|&one| overlap::reject(&[one], &others).is_err());
+                        Ok(())
+                    })
+                })?;
+                if is_shared {
+                    let found = format!("its summaries overlap those of updates[{n}].index");
+                    return Err(Error::argument(&format!("updates[{m}].index"), found, "memory of its own"));
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checked arguments; shapes as in `vwd_channel_importance`.

@@ -74,7 +74,7 @@ impl<const N: usize> View<N> {
 
 kernel_struct! {
     /// Where an index keeps the summaries of each sequence. Mirrors Place of kernels/common/place.cuh. Strides are in bytes.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, PartialEq)]
     pub struct Place {
         table: *const u8,
         table_seq: i64,
@@ -102,9 +102,9 @@ impl Place {
 
 kernel_struct! {
     /// Mirrors Summary of kernels/common/place.cuh: a tensor [pages, rows, Hk, …]. Strides are in bytes.
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, PartialEq)]
     pub struct Summary {
-        data: *mut u8,
+        pub data: *const u8,
         page: i64,
         row: i64,
         head: i64,

@@ -43,6 +43,37 @@ fn index(call: &mut Call, at: usize, kind: u32, role: Role) {
 /// `float8`: of keys in FP8, with a scale for each token.
 pub fn index_update(backend: &Backend, kind: u32, float8: bool) -> Call<'_> {
     let mut call = Call::new::<vwd_index_update_args>(backend, "vwd_index_update", SIZES, vwd_index_update);
+    describe_update(&mut call, kind, float8);
+    call
+}
+
+/// The second of two updates is the table's. The first one is right, and is not made where the second is wrong.
+pub fn index_update_layers(backend: &Backend, kind: u32) -> Call<'_> {
+    let tensor = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
+    let k = tensor(F32, &[1, 8, 2, 16]);
+    let lens = Tensor::ints(backend, I32, &Array::new(&[1], vec![8]), &Layout::default());
+    let summaries = [(); 2].map(|()| tensor(F32, &[1, 1, 2, 16]));
+    let name = "vwd_index_update_layers";
+    let handle = ("session", backend.session().cast());
+    let mut call = Call::with::<vwd_index_update_args>(backend, name, SIZES, handle, move |session, second, stream| {
+        let [key_max, key_min] = summaries.each_ref().map(Tensor::c);
+        let index = vwd_index { kind: VWD_INDEX_MINMAX, block_size: 8, key_max, key_min, ..args() };
+        let first = vwd_index_update_args { index: &index, k: k.c(), seq_lens: lens.c(), ..args() };
+        let updates = [&raw const first, second.cast()];
+        summaries.iter().for_each(Tensor::repoison);
+        // SAFETY: the table passes a session (or NULL) and a second update (or less), as C might.
+        let status = unsafe { vwd_index_update_layers(session.cast(), updates.as_ptr(), 2, stream) };
+        if status != VWD_OK {
+            summaries.iter().for_each(|summary| summary.assert_untouched("a summary of the first update"));
+        }
+        status
+    });
+    call.args_are_a_member("updates[1]");
+    describe_update(&mut call, kind, false);
+    call
+}
+
+fn describe_update(call: &mut Call, kind: u32, float8: bool) {
     call.scalar("flags", offset_of!(vwd_index_update_args, flags), 0, FLAGS);
     let dtype = if float8 { F8E4M3 } else { F32 };
     call.input("k", offset_of!(vwd_index_update_args, k), dtype, "pages? P? Hk D");
@@ -55,8 +86,7 @@ pub fn index_update(backend: &Backend, kind: u32, float8: bool) -> Call<'_> {
     call.input("page_table", offset_of!(vwd_index_update_args, page_table), I32, "B max_pages?").optional();
     call.input("seq_lens", offset_of!(vwd_index_update_args, seq_lens), I32, "B").values(&[16, 3, 9]);
     call.input("begin", offset_of!(vwd_index_update_args, begin), I32, "B").optional();
-    index(&mut call, offset_of!(vwd_index_update_args, index), kind, Role::Out);
-    call
+    index(call, offset_of!(vwd_index_update_args, index), kind, Role::Out);
 }
 
 pub fn channel_importance(backend: &Backend) -> Call<'_> {
