@@ -232,7 +232,7 @@ __device__ inline void add_windows(const UpdateParams &p, const CtaShare &cta, c
                 }
             }
         }
-        if (j > first) store_mean(p, cta, stale, j - 1, c, before); 
+        if (j > first) store_mean(p, cta, stale, j - 1, c, before);
     }
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 /** Blocks that are selected whatever they score: the first, and those that hold the last tokens. */
 constexpr int64_t INIT_BLOCKS = 1;
+/** Updates of one call of `vwd_index_update_layers`. */
+constexpr size_t MOST_UPDATES = 256;
 constexpr int64_t LOCAL_TOKENS = 32;
 
 /** Stands for unsigned bytes, which no tensor of a graph has. */
@@ -33,8 +35,6 @@ bool is_cache_view(const ggml_tensor *view, const ggml_tensor *root, int64_t dim
 }
 
 }  // namespace
-
-int64_t Attention::options_block() const { return options.block_on(on_gpu()); }
 
 int64_t Attention::local_blocks() const { return 1 + (LOCAL_TOKENS - 1) / block_; }
 
@@ -224,7 +224,7 @@ void Attention::lay_pages(const Cache &cache, Batch &batch) {
 
 Form Attention::form_of(const Node &node) const {
     const int64_t dim = node.head_dim;
-    if (options.method_on(on_gpu()) == Method::minmax) {
+    if (options.method == Method::minmax) {
         return {false, false, dim, dim};
     }
     // A GPU's fast kernels read INT4, in these dimensions.
@@ -278,6 +278,13 @@ bool Attention::failed(const char *call) {
     return false;
 }
 
+bool Attention::can_be_late(const Batch &batch) const {
+    // The last block is selected whatever its summary says. By AXIS that has its share in the others' scores, so that it must be there.
+    return batch.sparse && std::equal(batch.begins.begin(), batch.begins.end(), batch.lens.begin(), [&](int64_t begin, int64_t len) {
+        return begin < len && begin % block_ != 0 && begin / block_ == (len - 1) / block_;
+    });
+}
+
 bool Batch::is_behind() const { return !std::equal(begins.begin(), begins.end(), lens.begin(), std::greater_equal<>()); }
 
 void Attention::describe(const Layer &layer, const Batch &batch, Description &description) const {
@@ -287,8 +294,41 @@ void Attention::describe(const Layer &layer, const Batch &batch, Description &de
         b.cell_step);
     if (b.sparse) {
         add(layer.first.data(), layer.second.data(), layer.pages, ids_.data(), counts_.data(), b.at.begins, b.at.budgets, b.at.pages, b.first_page,
-            b.page_step, b.most_pages, b.most_blocks, b.is_behind());
+            b.page_step, b.most_pages, b.most_blocks, b.is_behind(), b.is_late);
     }
+}
+
+vwd_index_update_args Attention::update_of(const vwd_index &index, const Node &node, const Batch &batch) const {
+    const int64_t count = static_cast<int64_t>(batch.groups.size());
+    vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+    update.index = &index;
+    update.k = cache_view(node.keys, node.k, batch);
+    if (batch.table != nullptr) {
+        update.page_table = ints(batch.table, {count, batch.longest});
+    }
+    update.seq_lens = ints(batch.at.lens, {count});
+    update.begin = ints(batch.at.begins, {count});
+    return update;
+}
+
+bool Attention::update_late(const std::vector<std::pair<const Node *, const Layer *>> &layers, const Batch &batch, vwd_session *session) {
+    std::vector<vwd_index> indexes;
+    std::vector<vwd_index_update_args> updates;
+    std::vector<const vwd_index_update_args *> pointers;
+    indexes.reserve(layers.size());
+    updates.reserve(layers.size());
+    for (const auto &[node, layer] : layers) {
+        indexes.push_back(index_of(*node, *layer, batch));
+        updates.push_back(update_of(indexes.back(), *node, batch));
+        pointers.push_back(&updates.back());
+    }
+    for (size_t at = 0; at < pointers.size(); at += MOST_UPDATES) {
+        const size_t count = std::min(MOST_UPDATES, pointers.size() - at);
+        if (vwd_index_update_layers(session, pointers.data() + at, static_cast<uint32_t>(count), memory_.stream) != VWD_OK) {
+            return failed("vwd_index_update_layers");
+        }
+    }
+    return true;
 }
 
 bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {
@@ -321,13 +361,8 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
     if (batch.sparse) {
         vwd_index index = index_of(node, layer, batch);
         const int64_t cap = batch.most_blocks;
-        if (batch.is_behind()) {
-            vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
-            update.index = &index;
-            update.k = kv.k;
-            update.page_table = kv.page_table;
-            update.seq_lens = kv.seq_lens;
-            update.begin = ints(batch.at.begins, {count});
+        if (batch.is_behind() && !batch.is_late) {
+            const vwd_index_update_args update = update_of(index, node, batch);
             if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
                 return failed("vwd_index_update");
             }
@@ -335,7 +370,7 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
         ids_.grow(static_cast<size_t>(count * node.kv_heads * cap));
         counts_.grow(static_cast<size_t>(count * node.kv_heads));
         vwd_select_blocks_args select = VWD_SELECT_BLOCKS_ARGS_INIT;
-        select.method = options.method_on(on_gpu()) == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
+        select.method = options.method == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
         select.block_size = static_cast<uint32_t>(block_);
         select.k = static_cast<uint32_t>(cap);
         select.init_blocks = static_cast<uint32_t>(std::min(INIT_BLOCKS, cap));
@@ -395,7 +430,8 @@ bool Attention::compute(const Node &node, Cache &cache, Layer &layer, vwd_sessio
             note_summaries(layer, batch);
         }
         if (options.check) {
-            check(node, layer, batch, session);
+            check_summaries(node, layer, batch, session);
+            check_results(node, batch);
         }
     }
     return true;

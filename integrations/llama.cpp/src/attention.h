@@ -3,6 +3,7 @@
 
 #include "cache.h"
 #include "counters.h"
+#include "options.h"
 #include "session.h"
 #include "step.h"
 #include "token_table.h"
@@ -52,6 +53,8 @@ struct Batch {
     int64_t first_cell, cell_step;
     /** Whether some sequence has tokens that are not summarised. */
     bool is_behind() const;
+    /** Whether summaries are brought up to date at the end of the step, those of all layers at once. */
+    bool is_late;
     /** The other arrays above, where the calls read them. */
     struct {
         const int32_t *lens, *begins, *budgets, *pages;
@@ -67,7 +70,7 @@ struct Form {
 /** What one context computes attention with, in one memory. */
 class Attention {
   public:
-    explicit Attention(Memory &memory) : memory_(memory), block_(options_block()), tokens_(memory), ids_(memory), counts_(memory) {}
+    explicit Attention(Memory &memory) : memory_(memory), block_(options.block), tokens_(memory), ids_(memory), counts_(memory) {}
 
     /** The whole of it, where the host reads the cache. Returns false, having written nothing that counts, where ggml has to. */
     bool compute(const Node &node, Cache &cache, Layer &layer, vwd_session *session);
@@ -83,20 +86,24 @@ class Attention {
     int64_t dense_up_to() const;
     /** Fills the arrays of a batch, `tokens` among them if need be. `begin_of` tells how many tokens of a sequence are summarised. */
     template <typename Begin> void lay_out(const Node &node, Cache &cache, Batch &batch, TokenTable &tokens, Begin begin_of);
+    /** Whether blocks can be selected before the new tokens are summarised, if the other summaries are up to date. */
+    bool can_be_late(const Batch &batch) const;
     /** Room for the summaries of as many pages as the cache has. */
     void make_room(const Node &node, const Cache &cache, Layer &layer) const;
-    /** Enqueues update, selection and attention. */
+    /** Enqueues update, unless it is late, selection and attention. */
     bool attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
-    /** What `attend` would enqueue, but for what the node says. */
+    /** Enqueues the late update of a batch in these layers. */
+    bool update_late(const std::vector<std::pair<const Node *, const Layer *>> &layers, const Batch &batch, vwd_session *session);
+    /** What both would enqueue, but for what the node says. */
     void describe(const Layer &layer, const Batch &batch, Description &description) const;
     /** Compares what was computed with plain loops; the host reads the memory, and the calls are over. */
-    void check(const Node &node, Layer &layer, const Batch &batch, vwd_session *session);
+    void check_summaries(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
+    void check_results(const Node &node, const Batch &batch);
 
     int64_t block() const { return block_; }
     int64_t blocks_of(int64_t tokens) const { return (tokens + block_ - 1) / block_; }
 
   private:
-    int64_t options_block() const;
     int64_t local_blocks() const;
     int64_t budget_of(int64_t tokens) const;
     bool on_gpu() const { return memory_.device_type == 2; }
@@ -112,6 +119,8 @@ class Attention {
     vwd_tensor cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch) const;
     Form form_of(const Node &node) const;
     vwd_index index_of(const Node &node, const Layer &layer, const Batch &batch) const;
+    /** The update of an index; the struct refers to it. */
+    vwd_index_update_args update_of(const vwd_index &index, const Node &node, const Batch &batch) const;
 
     Memory &memory_;
     int64_t block_;

@@ -233,7 +233,7 @@ void Cache::reserve_pages(Sequence &sequence, int64_t blocks) {
     while (static_cast<int64_t>(sequence.pages.size()) * PAGE_BLOCKS < blocks) {
         if (free_pages_.empty()) {
             // A GPU has room for the whole cache at once: captured addresses stay what they are.
-            const int64_t whole = (cells_ / options.block_on(true) / PAGE_BLOCKS + 1) * streams_;
+            const int64_t whole = (cells_ / options.block / PAGE_BLOCKS + 1) * streams_;
             int64_t more = std::max<int64_t>({4, page_count_ / 2, on_gpu() ? whole - page_count_ : 0});
             for (int64_t page = page_count_ + more; page-- > page_count_;) {
                 free_pages_.push_back(static_cast<int32_t>(page));

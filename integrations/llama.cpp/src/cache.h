@@ -20,6 +20,8 @@ struct Known {
     uint64_t version = 0;
     /** Tokens whose blocks are summarised. */
     int64_t summarised = 0;
+    /** Tokens that the summaries were made with: more than `summarised` where some changed or were taken back since. On a GPU. */
+    int64_t reached = 0;
     /** Prints of the keys of each summarised token; on a GPU, of the last one in each block when `printed` tokens were summarised. */
     std::vector<uint64_t> prints;
     int64_t printed = 0;

@@ -97,55 +97,58 @@ std::vector<int32_t> masked_cells(const Node &node, int stream, int row) {
 
 }  // namespace
 
-void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_session *session) {
+void Attention::check_summaries(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {
+    if (!batch.sparse) {
+        return;
+    }
+    const Form form = form_of(node);
+    for (const Placed &group : batch.groups) {
+        // Made at once of all keys, they have the bits of those that were kept.
+        const std::vector<int32_t> &cells = group.sequence->cells();
+        const int64_t tokens = static_cast<int64_t>(cells.size()), blocks = blocks_of(tokens), pages = (blocks + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
+        const int32_t len = static_cast<int32_t>(tokens);
+        Layer fresh(layer.tensor, memory_);
+        fresh.pages = pages;
+        fresh.first.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.first));
+        fresh.second.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.second));
+        Batch alone = batch;
+        alone.groups = {group};
+        Array<int32_t> all(memory_);
+        all.grow(static_cast<size_t>(1 + tokens));
+        all.put(0, &len, 1);
+        all.put(1, cells.data(), static_cast<size_t>(tokens));
+        alone.table = cells.data();
+        alone.longest = tokens;
+        alone.pages = nullptr;
+        alone.first_page = 0;
+        alone.page_step = alone.most_pages = pages;
+        vwd_index index = index_of(node, fresh, alone);
+        vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+        update.index = &index;
+        update.k = cache_view(node.keys, node.k, alone);
+        update.page_table = ints(all.data() + 1, {1, tokens});
+        update.seq_lens = ints(all.data(), {1});
+        if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
+            failed("vwd_index_update of a check");
+        }
+        memory_.wait();
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t page = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)];
+            const int64_t kept = page * PAGE_BLOCKS + block % PAGE_BLOCKS;
+            auto is_same = [&](const Array<uint16_t> &all, const Array<uint16_t> &made, int64_t words) {
+                const int64_t row = node.kv_heads * words;
+                return row == 0 || memcmp(all.data() + kept * row, made.data() + block * row, static_cast<size_t>(row) * 2) == 0;
+            };
+            counters.wrong_summaries += !is_same(layer.first, fresh.first, form.first) || !is_same(layer.second, fresh.second, form.second);
+        }
+    }
+}
+
+void Attention::check_results(const Node &node, const Batch &batch) {
     counters.checked += 1;
     for (size_t i = 0; i < batch.groups.size(); ++i) {
         const Placed &group = batch.groups[i];
         const std::vector<int32_t> &cells = group.sequence->cells();
-        const int64_t tokens = static_cast<int64_t>(cells.size());
-
-        // Summaries: made at once of all keys, they have the bits of those that were kept.
-        const int64_t blocks = blocks_of(tokens);
-        const Form form = form_of(node);
-        if (batch.sparse) {
-            const int64_t pages = (blocks + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
-            const int32_t len = static_cast<int32_t>(tokens);
-            Layer fresh(layer.tensor, memory_);
-            fresh.pages = pages;
-            fresh.first.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.first));
-            fresh.second.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.second));
-            Batch alone = batch;
-            alone.groups = {group};
-            Array<int32_t> all(memory_);
-            all.grow(static_cast<size_t>(1 + tokens));
-            all.put(0, &len, 1);
-            all.put(1, cells.data(), static_cast<size_t>(tokens));
-            alone.table = cells.data();
-            alone.longest = tokens;
-            alone.pages = nullptr;
-            alone.first_page = 0;
-            alone.page_step = alone.most_pages = pages;
-            vwd_index index = index_of(node, fresh, alone);
-            vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
-            update.index = &index;
-            update.k = cache_view(node.keys, node.k, alone);
-            update.page_table = ints(all.data() + 1, {1, tokens});
-            update.seq_lens = ints(all.data(), {1});
-            if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
-                failed("vwd_index_update of a check");
-            }
-            memory_.wait();
-            for (int64_t block = 0; block < blocks; ++block) {
-                const int64_t page = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)];
-                const int64_t kept = page * PAGE_BLOCKS + block % PAGE_BLOCKS;
-                auto is_same = [&](const Array<uint16_t> &all, const Array<uint16_t> &made, int64_t words) {
-                    const int64_t row = node.kv_heads * words;
-                    return row == 0 || memcmp(all.data() + kept * row, made.data() + block * row, static_cast<size_t>(row) * 2) == 0;
-                };
-                counters.wrong_summaries += !is_same(layer.first, fresh.first, form.first) || !is_same(layer.second, fresh.second, form.second);
-            }
-        }
-
         for (int r = 0; r < group.rows; ++r) {
             std::vector<int32_t> expected = masked_cells(node, group.stream, group.first_row + r);
             std::vector<int32_t> seen(cells.begin(), cells.end() - (group.rows - 1 - r));

@@ -77,8 +77,9 @@ ggml_backend_buffer_type_t Gpu::buffer_type() const { return ggml.ggml_backend_d
 bool Gpu::is_host() const { return ggml.ggml_backend_buft_is_host(buffer_type()); }
 
 size_t Gpu::reserved_of(size_t free) const {
-    // Two rows of 16 bits for each block of keys, which are half of the cache.
-    return options.enabled && options.sparse ? free / static_cast<size_t>(options.block_on(true) + 1) : 0;
+    // Two rows of 16 bits for each block of keys, which are half of the cache; by AXIS in INT4, as for most sizes of heads, a third of that.
+    const int share = options.block * (options.method == Method::axis ? 3 : 1);
+    return options.enabled && options.sparse ? free / static_cast<size_t>(share + 1) : 0;
 }
 
 std::string Gpu::make_session() {

@@ -7,16 +7,16 @@
 
 namespace vanward {
 
-enum class Method { unset, minmax, axis };
+enum class Method { minmax, axis };
 
 struct Options {
     bool enabled = true;
     /** Whether blocks are selected; otherwise every visible token is attended to. */
     bool sparse = true;
-    /** How blocks are scored; unset: what suits the device. */
-    Method method = Method::unset;
-    /** Tokens of a block; 0: what suits the device. */
-    int block = 0;
+    /** How blocks are scored. */
+    Method method = Method::axis;
+    /** Tokens of a block. */
+    int block = 16;
     /** The budget: a number of tokens, or else a share of the visible tokens. */
     int64_t budget_tokens = 0;
     double budget_share = 0.25;
@@ -37,8 +37,6 @@ struct Options {
     /** Whether everything is checked against plain loops; for tests. */
     bool check = false;
 
-    int block_on(bool gpu) const { return block > 0 ? block : gpu ? 64 : 16; }
-    Method method_on(bool gpu) const { return method != Method::unset ? method : gpu ? Method::minmax : Method::axis; }
     int64_t dense_below_on(bool gpu) const { return dense_below >= 0 ? dense_below : gpu ? 8192 : 4096; }
 
     bool is_dense(int layer) const {

@@ -38,8 +38,11 @@ enum class Way {
 /** What a graph of llama.cpp keeps when it is built anew, as for every 256 tokens: by it the captured graph is found that is brought up to date. */
 struct Shape {
     int nodes, attentions, first_layer, rows;
+    /** Summaries are brought up to date at its end: in most steps, but not in those that begin a block. */
+    bool is_late;
     bool operator==(const Shape &other) const {
-        return nodes == other.nodes && attentions == other.attentions && first_layer == other.first_layer && rows == other.rows;
+        return nodes == other.nodes && attentions == other.attentions && first_layer == other.first_layer && rows == other.rows &&
+               is_late == other.is_late;
     }
 };
 

@@ -369,6 +369,13 @@ void Wrapper::lay_out(Plan &plan) {
                 batch.at.begins = mirrors.begins.show(batch.begins.data(), count);
                 batch.at.budgets = mirrors.budgets.show(batch.budgets.data(), count);
                 batch.at.pages = batch.pages == nullptr ? nullptr : mirrors.pages.show(batch.pages, count * static_cast<size_t>(batch.most_pages));
+                batch.is_late = attention_->can_be_late(batch);
+                for (size_t i = 0; i < count; ++i) {
+                    for (Layer *layer : plan.sparse_layers) {
+                        // Otherwise results would depend on tokens that were taken back.
+                        batch.is_late &= layer->of(*batch.groups[i].sequence).reached == batch.begins[i];
+                    }
+                }
                 for (const Placed &group : batch.groups) {
                     plan.begins.push_back(begin_of(*group.sequence));
                     counters.summarised += static_cast<uint64_t>(group.sequence->size() - plan.begins.back());
@@ -382,7 +389,8 @@ void Wrapper::lay_out(Plan &plan) {
     for (const Batch &batch : plan.sparse) {
         for (size_t i = 0; batch.sparse && i < batch.groups.size(); ++i) {
             for (Layer *layer : plan.sparse_layers) {
-                layer->of(*batch.groups[i].sequence).summarised = batch.groups[i].sequence->size();
+                Known &known = layer->of(*batch.groups[i].sequence);
+                known.summarised = known.reached = batch.groups[i].sequence->size();
             }
         }
     }
@@ -407,12 +415,51 @@ bool Wrapper::attend(const Cut &cut) {
         done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session());
         if (options.check && done && gpu_.is_host()) {
             memory_->wait();
-            attention_->check(cut.node, *cut.layer, batch, gpu_.session());
+            attention_->check_results(cut.node, batch);
+            if (!batch.is_late) {
+                attention_->check_summaries(cut.node, *cut.layer, batch, gpu_.session());
+            }
         }
     }
     leave();
     if (!done) {
         plan.cache->forget();
+    }
+    return done;
+}
+
+bool Wrapper::is_late() const {
+    return std::any_of(plans_.begin(), plans_.end(), [](const Plan &plan) {
+        return std::any_of(plan.sparse.begin(), plan.sparse.end(), [](const Batch &batch) { return batch.is_late; });
+    });
+}
+
+bool Wrapper::update_late() {
+    bool done = true;
+    for (size_t i = 0; i < plans_.size(); ++i) {
+        Plan &plan = plans_[i];
+        std::vector<std::pair<const Node *, const Layer *>> layers;
+        for (const Cut &cut : cuts_) {
+            const bool is_new = std::none_of(layers.begin(), layers.end(), [&](const auto &each) { return each.second == cut.layer; });
+            if (cut.plan == i && is_new && attention_->is_sparse(*cut.layer)) {
+                layers.emplace_back(&cut.node, cut.layer);
+            }
+        }
+        std::lock_guard<std::mutex> guard(plan.cache->mutex);
+        for (const Batch &batch : plan.sparse) {
+            if (!batch.is_late) {
+                continue;
+            }
+            if (!attention_->update_late(layers, batch, gpu_.session())) {
+                plan.cache->forget();
+                done = false;
+            } else if (options.check && gpu_.is_host()) {
+                memory_->wait();
+                for (const auto &[node, layer] : layers) {
+                    attention_->check_summaries(*node, *layer, batch, gpu_.session());
+                }
+            }
+        }
     }
     return done;
 }
@@ -571,7 +618,7 @@ bool Wrapper::run_captured(ggml_cgraph *graph) {
     }
     const int count = ggml.ggml_graph_n_nodes(graph);
     const Node &first = cuts_[0].node;
-    Step &step = steps_.of({count, static_cast<int>(cuts_.size()), cuts_[0].layer->number, first.rows * first.streams});
+    Step &step = steps_.of({count, static_cast<int>(cuts_.size()), cuts_[0].layer->number, first.rows * first.streams, is_late()});
     const Way way = step.decide(reinterpret_cast<const Graph *>(graph)->uid, describe_calls(), [&](Description &nodes) {
         for (int i = 0; i < count; ++i) {
             nodes.add(*ggml.ggml_graph_nodes(graph)[i]);
@@ -670,7 +717,15 @@ ggml_status Wrapper::run(ggml_cgraph *graph) {
             return status;
         }
     }
-    return pass(graph, next, ggml.ggml_graph_n_nodes(graph));
+    if (is_late() && !update_late() && is_capturing_) {
+        return GGML_STATUS_FAILED;
+    }
+    // What follows the last attention runs beside the update.
+    const ggml_status status = pass(graph, next, ggml.ggml_graph_n_nodes(graph));
+    if (is_late()) {
+        leave();
+    }
+    return status;
 }
 
 }  // namespace vanward

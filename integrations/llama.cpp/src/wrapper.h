@@ -88,6 +88,10 @@ class Wrapper {
     bool is_left_unseen();
     bool is_left();
     bool attend(const Cut &cut);
+    /** Whether the step updates summaries at its end. */
+    bool is_late() const;
+    /** Enqueues these updates. */
+    bool update_late();
     const std::vector<Batch> &batches_of(const Cut &cut) const;
     void look_for_changes(Plan &plan);
     void take_prints();

@@ -66,11 +66,11 @@ struct Example {
 void decisions() {
     // Eager, then captured, then replayed.
     {
-        Step step({2, 1, 0, 1});
+        Step step({2, 1, 0, 1, false});
         Example example;
         example.settle(step);
         // A capture that did not come about is tried again.
-        Step other({2, 1, 0, 1});
+        Step other({2, 1, 0, 1, false});
         CHECK(example.decide(other) == Way::eager);
         CHECK(example.decide(other) == Way::capture);
         CHECK(example.decide(other) == Way::capture);
@@ -96,13 +96,13 @@ void decisions() {
     int number = 0;
     for (const auto &change : changes) {
         printf("change %d\n", number++);
-        Step step({2, 1, 0, 1});
+        Step step({2, 1, 0, 1, false});
         Example example;
         example.settle(step);
         change(example);
         example.settle(step);
         // The change before the capture delays it.
-        Step early({2, 1, 0, 1});
+        Step early({2, 1, 0, 1, false});
         Example before;
         CHECK(before.decide(early) == Way::eager);
         change(before);
@@ -110,7 +110,7 @@ void decisions() {
     }
     // Names, and nodes at other addresses with the same contents, change nothing: llama.cpp builds the same graph anew.
     {
-        Step step({2, 1, 0, 1});
+        Step step({2, 1, 0, 1, false});
         Example example;
         example.uid = 5;
         example.settle(step);
@@ -121,7 +121,7 @@ void decisions() {
     }
     // The number of a graph says that its nodes are the same ones: they are not looked at. The calls are.
     {
-        Step step({2, 1, 0, 1});
+        Step step({2, 1, 0, 1, false});
         Example example;
         example.uid = 5;
         example.settle(step);
@@ -137,7 +137,7 @@ void decisions() {
     }
     // Refused for good, whatever comes, and the graph is gone.
     {
-        Step step({2, 1, 0, 1});
+        Step step({2, 1, 0, 1, false});
         Example example;
         example.settle(step);
         bool freed = false;
@@ -154,16 +154,17 @@ void decisions() {
         Steps steps;
         Example example;
         for (int rows = 1; rows <= static_cast<int>(Steps::KEPT); ++rows) {
-            example.settle(steps.of({2, 1, 0, rows}));
+            example.settle(steps.of({2, 1, 0, rows, false}));
         }
-        CHECK(example.decide(steps.of({2, 1, 0, 1})) == Way::replay);
-        CHECK(example.decide(steps.of({3, 1, 0, 1})) == Way::eager);  // in place of that of two rows
+        CHECK(example.decide(steps.of({2, 1, 0, 1, false})) == Way::replay);
+        CHECK(example.decide(steps.of({3, 1, 0, 1, false})) == Way::eager);  // in place of that of two rows
         CHECK(steps.size() == Steps::KEPT);
-        CHECK(example.decide(steps.of({2, 1, 0, 1})) == Way::replay);
-        CHECK(example.decide(steps.of({2, 1, 0, 3})) == Way::replay);
-        CHECK(example.decide(steps.of({2, 1, 0, 2})) == Way::eager);
-        CHECK(steps.of({2, 1, 4, 1}).shape() == (Shape{2, 1, 4, 1}));
-        CHECK(example.decide(steps.of({2, 2, 0, 1})) == Way::eager);
+        CHECK(example.decide(steps.of({2, 1, 0, 1, false})) == Way::replay);
+        CHECK(example.decide(steps.of({2, 1, 0, 3, false})) == Way::replay);
+        CHECK(example.decide(steps.of({2, 1, 0, 2, false})) == Way::eager);
+        CHECK(steps.of({2, 1, 4, 1, false}).shape() == (Shape{2, 1, 4, 1, false}));
+        CHECK(example.decide(steps.of({2, 2, 0, 1, false})) == Way::eager);
+        CHECK(example.decide(steps.of({2, 1, 0, 1, true})) == Way::eager);
     }
 }
 

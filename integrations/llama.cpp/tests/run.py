@@ -299,7 +299,7 @@ class OnEmulatedGpu(WithRelease):
         self.assertEqual(out["eager"], 48)
 
     def test_free_memory_leaves_room_for_summaries(self):
-        for options, share in [({}, 16 / 17), ({"STRATEGY": "dense"}, 1), ({"ENABLED": 0}, 1)]:
+        for options, share in [({}, 48 / 49), ({"METHOD": "minmax"}, 16 / 17), ({"STRATEGY": "dense"}, 1), ({"ENABLED": 0}, 1)]:
             out = run(self.release, self.tiny, {**self.COMMON, **options}, "memory")
             (inner, inner_total), (ours, total) = (map(int, found) for found in re.findall(r"memory \w+ (\d+) (\d+)", out.text))
             self.assertEqual(total, inner_total)
