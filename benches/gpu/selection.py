@@ -212,7 +212,8 @@ def layers(session, timer, rows):
             common = [dict(index=index, k=k, seq_lens=lens) for index, k in zip(indices, keys)]
             for one in common:
                 session.index_update(**one)
-            kept = [[t.clone() for t in (index.axes, index.axis_range, index.key_max, index.key_min) if t is not None] for index in indices]
+            summaries = lambda: [t for i in indices for t in (i.axes, i.axis_range, i.key_max, i.key_min) if t is not None]  # noqa: E731
+            kept = [t.clone() for t in summaries()]
             updates = [session.prepare_index_update(begin=begin, **one) for one in common]
             together = session.prepare_index_update_layers(updates=updates)
 
@@ -224,9 +225,8 @@ def layers(session, timer, rows):
                 together(torch.cuda.current_stream().cuda_stream)
 
             at_once(0)
-            for index, were in zip(indices, kept):
-                now = [t for t in (index.axes, index.axis_range, index.key_max, index.key_min) if t is not None]
-                assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(now, were)), "the bits of summaries built at once"
+            same = (torch.equal(now.view(torch.uint8), were.view(torch.uint8)) for now, were in zip(summaries(), kept))
+            assert all(same), "the bits of summaries built at once"
             row = dict(kind=name, batch=batch, layers=count, each_graph=timer.graph(each, 1, calls=1), together_graph=timer.graph(at_once, 1, calls=1))
             row.update(together_cold=timer.cold(at_once, 1), each_event=timer.event(each, 1), together_event=timer.event(at_once, 1))
             rows.put("layers", **row)

@@ -5,7 +5,6 @@
 
 // Layers that may share a launch.
 constexpr uint32 MOST_LAYERS = 32;
-
 struct Layers {
     LayerShift shift[MOST_LAYERS];
 };

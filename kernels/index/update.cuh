@@ -202,10 +202,11 @@ __device__ inline void store_mean(const UpdateParams &p, const CtaShare &cta, co
 template <uint32 BYTES>
 __device__ inline void add_windows(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 first, uint32 count, uint32 c) {
     constexpr uint32 COUNT = BYTES == 2 ? 16 : 8;
-    const uint32 step = count > 1 ? min(p.stride, p.size) : p.size, overlap = p.size - step, last = first + count;
+    const uint32 step = count > 1 ? min(p.stride, p.size) : p.size, overlap = p.size - step;
     float now[8] = {}, before[8];
-    for (uint32 j = first; j <= last; j++) {
-        const uint32 begin = j * p.stride, end = begin + (j < last ? step : overlap), until = j > first ? begin + overlap : begin;
+    for (uint32 j = first; j <= first + count; j++) {
+        const bool opens = j < first + count;
+        const uint32 begin = j * p.stride, end = begin + (opens ? step : overlap), until = j > first ? begin + overlap : begin;
 #pragma unroll
         for (uint32 i = 0; i < 8; i++) before[i] = now[i], now[i] = 0.0f;
         for (uint32 t = begin; t < end; t += COUNT) {
@@ -276,6 +277,7 @@ template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p
     const Keys &k = p.keys;
     const uint32 begin = j * p.stride, end = begin + p.size;
     float sum = 0.0f;
+#pragma unroll 1
     for (uint32 t = begin; t < end; t += COUNT) {
         const uint32 count = min(COUNT, end - t);
         uint32 at = cta.seq, n = t;

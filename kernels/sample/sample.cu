@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, ANY_SEGMENT_CTAS) 
 // --- rows ------------------------------------------------------------------------------------------------------------------------
 
 // FILTERS: rows may have some. ANY: rows may be weights, have log-probabilities, and be verified by rejection; the compiler leaves that out elsewhere,
-// more than half of the code.
+// half of the code or more.
 template <bool FILTERS, bool ANY> __device__ inline void take_row(const SampleParams &p, DrawShared &shared, FilterShared *filter) {
     __shared__ RowRecord decided_rows[MOST_ROWS];
     begin(p);

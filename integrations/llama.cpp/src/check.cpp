@@ -117,17 +117,15 @@ void Attention::check_summaries(const Node &node, const Layer &layer, const Batc
         all.grow(static_cast<size_t>(1 + tokens));
         all.put(0, &len, 1);
         all.put(1, cells.data(), static_cast<size_t>(tokens));
-        alone.table = cells.data();
+        alone.table = all.data() + 1;
+        alone.at.lens = all.data();
+        alone.at.begins = nullptr;
         alone.longest = tokens;
         alone.pages = nullptr;
         alone.first_page = 0;
         alone.page_step = alone.most_pages = pages;
-        vwd_index index = index_of(node, fresh, alone);
-        vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
-        update.index = &index;
-        update.k = cache_view(node.keys, node.k, alone);
-        update.page_table = ints(all.data() + 1, {1, tokens});
-        update.seq_lens = ints(all.data(), {1});
+        const vwd_index index = index_of(node, fresh, alone);
+        const vwd_index_update_args update = update_of(index, node, alone);
         if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
             failed("vwd_index_update of a check");
         }

@@ -253,26 +253,17 @@ impl AxisParams {
         [&mut u.keys.data, &mut u.keys.scale, first, second, third, &mut u.channels, weights, centre]
     }
 
-    /// How far past those of `first` this layer's tensors lie, if in all else the two are alike.
-    fn shift_from(mut self, mut first: AxisParams) -> Option<LayerShift> {
+    /// How far past those of `other` this layer's tensors lie, if in all else the two are alike.
+    fn shift_from(mut self, mut other: AxisParams) -> Option<LayerShift> {
         let mut shifts = [0; 8];
-        for ((shift, own), first) in shifts.iter_mut().zip(self.addresses()).zip(first.addresses()) {
-            if own.is_null() == first.is_null() {
-                *shift = (*own as i64).wrapping_sub(*first as i64);
-                *own = *first;
+        for ((shift, own), other) in shifts.iter_mut().zip(self.addresses()).zip(other.addresses()) {
+            if own.is_null() == other.is_null() {
+                *shift = (*own as i64).wrapping_sub(*other as i64);
+                *own = *other;
             }
         }
-        let [keys, scale, first_one, second, third, channels, weights, centre] = shifts;
-        (self == first).then_some(LayerShift {
-            keys,
-            scale,
-            first: first_one,
-            second,
-            third,
-            channels,
-            weights,
-            centre,
-        })
+        let [keys, scale, first, second, third, channels, weights, centre] = shifts;
+        (self == other).then_some(LayerShift { keys, scale, first, second, third, channels, weights, centre })
     }
 }
 
