@@ -20,6 +20,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/verify128.rs", "ROWS", "attention/verify128_join.cuh", "VERIFY_ROWS"),
     ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_join.cuh", "VERIFY_CHANNELS"),
     ("ops/attention/device/verify128.rs", "THREADS", "attention/verify128_join.cuh", "VERIFY_THREADS"),
+    ("ops/attention/device/verify128.rs", "SHORT_THREADS", "attention/verify128_short.cuh", "SHORT_THREADS"),
     ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_join.cuh", "RECEIVED_ROWS"),
     ("ops/attention/device/verify128.rs", "STAGE_UNITS", "attention/verify128_join.cuh", "STAGE_TILES"),
     ("ops/select/cuda/rows.rs", "THREADS", "common/topk.cuh", "TOPK_THREADS"),
@@ -95,7 +96,8 @@ const DECLARED: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Where names are found that a file takes from a header.
-const HEADERS: [&str; 3] = ["common/types.cuh", "common/topk.cuh", "attention/attention.cuh"];
+const HEADERS: [&str; 4] =
+    ["common/types.cuh", "common/topk.cuh", "attention/attention.cuh", "attention/verify128_join.cuh"];
 
 #[test]
 fn constants_of_rust_are_those_of_the_kernels() {

@@ -165,8 +165,7 @@ __device__ inline void attention_decode128(const AttentionParams &p) {
     __shared__ typename Form::Join::Shared states;
     __shared__ uint32 words[WARP];
     Form::Queries::open();
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(p, words);
     const uint32 number = p.ctas.divide(blockIdx.x), ctas = pin_in_register(p.ctas.value);
     const WorkItem item = work_item_of(p, number);
     Decode128<Form> cta(p, item, number, ctas, shared, states);

@@ -604,8 +604,7 @@ __device__ inline void attention_mla16(const AttentionParams &p) {
     extern __shared__ __align__(128) char shared[];
     __shared__ Mla16Shared s;
     __shared__ uint32 words[WARP];
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(p, words);
     const uint32 number = p.ctas.divide(blockIdx.x), rank = blockIdx.x - number * p.ctas.value, warp = threadIdx.x / WARP;
     const WorkItem item = work_item_of(p, number);
     if (threadIdx.x == 0) {

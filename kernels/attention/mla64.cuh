@@ -422,8 +422,7 @@ __device__ inline void attention_mla64(const AttentionParams &p) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ Mla64Shared s;
     __shared__ uint32 words[WARP];
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(p, words);
     const uint32 number = p.ctas.divide(blockIdx.x), rank = blockIdx.x - number * p.ctas.value, group = threadIdx.x / GROUP_THREADS;
     const WorkItem item = work_item_of(p, number);
     const Mla64Job job{p, item, s, shared, rank, threadIdx.x % WARP, threadIdx.x / WARP % 4};

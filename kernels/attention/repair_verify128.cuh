@@ -66,7 +66,7 @@ struct VerifyKept : VerifyJob {
     // Joins the states of each row to one, where VerifyJoin::send expects it, and gives the last stages up.
     __device__ void run() const {
         const uint32 share = VerifyShared::share_rows(p), rows = rows_of(p, item), begin = min(rank * share, rows), end = min(begin + share, rows);
-        float *const sums = received_from(shared, rank, share), *const parts = reinterpret_cast<float *>(shared + KEPT_STAGE * STAGE_BYTES);
+        float *const sums = received_from(rank, share), *const parts = reinterpret_cast<float *>(shared + KEPT_STAGE * STAGE_BYTES);
         if (!r.exact) {
             // One state a row.
             for (uint32 row = begin + number; row < end; row += COMPUTE_WARPS) store(sums + (row - begin) * ROW_PITCH, join_states(row, 0, 1));
@@ -111,8 +111,7 @@ __device__ inline void repair_verify128(const RepairParams &r) {
     __shared__ uint32 words[WARP];
     __shared__ WorkItemLengths lengths;
     const AttentionParams &p = r.to;
-    const uint32 word = request_parameters(r);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(r, words);
     s.open(p, GROUP_THREADS + STAGE_TILES);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas(), item_number = p.ctas.divide(blockIdx.x);
     const WorkItem item = work_item_of(p, item_number);
@@ -150,7 +149,7 @@ __device__ inline void repair_verify128(const RepairParams &r) {
     // One chunk, of all missed blocks.
     CtaShare cta_share{item_number, lengths.length, lengths.queries, found.attended, 0, 1};
     cta_share.take((found.attended * p.block.value + TILE - 1) / TILE);
-    const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
+    const VerifyJob job{p, cta_share, item, reach, s, shared, shared + RECEIVED_OFFSET, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
     const uint32 group = threadIdx.x / GROUP_THREADS;
     if (group == GROUPS) {
         give_registers<COPY_REGISTERS<ChainRows>>();

@@ -57,54 +57,64 @@ struct VerifyCopies : VerifyJob {
         value = p.v.at(place.page, place.row, item.head);
         whole = __ballot_sync(FULL_WARP, position >= max(seen_begin, 0) && position + (1 << p.log_granule) <= seen_end);
     }
-    // Requests 16 bytes of a token's keys and of its values: zeros where `token` is −1, since a NaN times a weight of zero would be NaN.
-    __device__ void copy_token(uint32 stage, uint32 row, const char *from_key, const char *from_value, int32 token) const {
-        const uint32 chunk = lane % CHUNKS, at = warp * TILE + row;
-        const uint32 to = shared_address(shared) + stage * STAGE_BYTES + chunk / 8 * SLAB_BYTES + place_in_slab(at, chunk % 8);
-        copy_16(to, from_key + chunk * 16, token >= 0);
-        copy_16(to + VALUES_OFFSET, from_value + chunk * 16, token >= 0);
-        if (chunk == 0) s.position[stage][at] = token;
-    }
-    __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 stage) const {
+    // Tells those that compute which tokens a tile has, and whether every row sees all of them. Bit n of the result: token n is there.
+    __device__ uint32 note_tile(const Tiles &tiles, uint32 tile, uint32 stage) const {
         const bool exists = tile < tiles.count;
-        const uint32 from = tiles.lane_of(p, tile, 0), all = (1u << (TILE >> p.log_granule)) - 1;
+        const uint32 from = tiles.lane_of(p, tile, 0), all = (1u << (TILE >> p.log_granule)) - 1, row = lane % TILE, within = row & ((1 << p.log_granule) - 1);
+        const int32 granule = __shfl_sync(FULL_WARP, position, from + (row >> p.log_granule));
+        const bool is_there = exists && is_reached(reach, granule, within);
+        if (lane == row) s.position[stage][warp * TILE + row] = is_there ? granule + int32(within) : -1;
         if (lane == 0) s.is_whole[stage][warp] = exists && (whole >> from & all) == all;
-        if (p.log_granule == LOG_TILE || !exists) {
-            const int32 granule = exists ? __shfl_sync(FULL_WARP, position, from) : -1;
-            const char *const from_key = of_lane(key, from), *const from_value = of_lane(value, from);
+        return __ballot_sync(FULL_WARP, is_there);
+    }
+    // Where the lane's 16 bytes of a tile's keys or values lie, of the n-th two tokens that the warp copies at a time; `to`: of the stage's.
+    __device__ uint32 place_of_copy(uint32 to, uint32 n) const {
+        const uint32 second = lane / CHUNKS, chunk = lane % CHUNKS;
+        return to + chunk / 8 * SLAB_BYTES + (warp * TILE + second) * SLAB_WIDTH + 2 * n * SLAB_WIDTH + ((chunk % 8 ^ second ^ 2 * n % 8) * 16);
+    }
+    // Requests keys or values of a tile's tokens: zeros where a token is not there, since a NaN times a weight of zero would be NaN. address: where
+    // the granules lie. `step` bytes lie between two tokens of one. UNROLLED: of the copies of smaller granules, as many as registers allow.
+    template <uint32 UNROLLED = 4>
+    __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 are_there, const char *address, int64 step, uint32 to) const {
+        const uint32 from = tiles.lane_of(p, tile, 0), second = lane / CHUNKS, chunk = lane % CHUNKS;
+        if (p.log_granule == LOG_TILE) {
+            const char *at = of_lane(address, from) + second * step + chunk * 16;
 #pragma unroll
-            for (uint32 n = 0; n < TILE / 2; n++) {
-                const uint32 row = n * 2 + lane / CHUNKS;
-                const bool is_there = is_reached(reach, granule, row);
-                copy_token(stage, row, from_key + row * p.k.step[1], from_value + row * p.v.step[1], is_there ? granule + int32(row) : -1);
-            }
+            for (uint32 n = 0; n < TILE / 2; n++, at += 2 * step) copy_16(place_of_copy(to, n), at, are_there >> second + 2 * n & 1);
             return;
         }
-#pragma unroll 4
+#pragma unroll UNROLLED
         for (uint32 n = 0; n < TILE / 2; n++) {
-            const uint32 row = n * 2 + lane / CHUNKS, other = from + (row >> p.log_granule), within = row & ((1 << p.log_granule) - 1);
-            const int32 granule = __shfl_sync(FULL_WARP, position, other);
-            const char *const from_key = of_lane(key, other) + within * p.k.step[1], *const from_value = of_lane(value, other) + within * p.v.step[1];
-            copy_token(stage, row, from_key, from_value, is_reached(reach, granule, within) ? granule + int32(within) : -1);
+            const uint32 row = 2 * n + second, within = row & ((1 << p.log_granule) - 1);
+            const char *const at = of_lane(address, from + (row >> p.log_granule)) + within * step + chunk * 16;
+            copy_16(place_of_copy(to, n), at, are_there >> row & 1);
         }
     }
-    // place_of(x) says where the granule lies that begins with token x of the list. Stages from `taken` on are free once they have been given up.
-    template <typename PlaceOf>
-    __device__ void run(PlaceOf place_of, uint32 taken = STAGES) {
-        const uint32 first = cta_share.begin + rank * STAGE_TILES + warp, end = cta_share.end, count = stages();
-        const Tiles tiles(first, STAGE_TILES * ctas, first < end ? p.ctas.divide((end - first - 1) / STAGE_TILES) + 1 : 0);
-        // The tokens that every row sees.
+    // The warp's first tile of a chunk that begins with unit `begin`.
+    __device__ uint32 first_tile(uint32 begin) const { return begin + rank * STAGE_TILES + warp; }
+    // The warp's tiles, and which tokens every row sees.
+    __device__ Tiles begin() {
+        const uint32 first = first_tile(cta_share.begin), end = cta_share.end;
         const bool is_one_of_chain = p.own_lists && Rows::SEEN_BY_ALL, has_rows = p.own_lists || reach.queries == int32(p.positions);
         seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
         seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
         position = -1;
         key = p.k.data, value = p.v.data;
         whole = 0;
+        return {first, STAGE_TILES * ctas, first < end ? p.ctas.divide((end - first - 1) / STAGE_TILES) + 1 : 0};
+    }
+    // Tiles whose granules the warp finds at once.
+    __device__ uint32 found_at_once() const { return WARP >> (LOG_TILE - p.log_granule); }
+    // place_of(x) says where the granule lies that begins with token x of the list. Stages from `taken` on are free once they have been given up.
+    template <typename PlaceOf>
+    __device__ void run(PlaceOf place_of, uint32 taken = STAGES) {
+        const uint32 count = stages();
+        const Tiles tiles = begin();
         const auto find = [&](uint32 tile) {
             const uint32 x = tiles.token(p, tile);
             return x == Tiles::NOWHERE ? Place{-1, 0, 0} : place_of(x);
         };
-        const uint32 at_once = WARP >> (LOG_TILE - p.log_granule);  // tiles whose granules the warp finds at once
+        const uint32 at_once = found_at_once();
         Place next = find(0);
         uint32 stage = 0, turn = 0;
 #pragma unroll 1
@@ -112,7 +122,9 @@ struct VerifyCopies : VerifyJob {
             const uint32 uses = turn + (stage >= taken);
             if (uses) s.empty[stage].wait(uses - 1);
             if (step < tiles.count && tiles.begins(p, step)) keep_place(next);
-            copy_tile(tiles, step, stage);
+            const uint32 are_there = note_tile(tiles, step, stage), to = shared_address(shared) + stage * STAGE_BYTES;
+            copy_tile(tiles, step, are_there, key, p.k.step[1], to);
+            copy_tile(tiles, step, are_there, value, p.v.step[1], to + VALUES_OFFSET);
             arrive_after_copies(shared_address(&s.full[stage]));
             arrive(s.full[stage]);
             if (++stage == STAGES) stage = 0, turn++;
@@ -134,8 +146,6 @@ struct VerifyProducts : VerifyJob {
     // The rows see `count` tokens from `first` on.
     int32 first[2];
     uint32 count[2];
-
-    __device__ uint32 row(uint32 i) const { return warp * 16 + lane / 4 + i * 8; }
 
     // Both warpgroups request the queries; rows that do not exist are zeros.
     __device__ void request_queries() const {
@@ -197,17 +207,17 @@ struct VerifyProducts : VerifyJob {
             }
         }
     }
-    // Turns products into weights relative to the running maxima, and scales the sums so far where a maximum grows.
-    __device__ void weigh_scores(float (&c)[32], uint32 stage) {
-        // s · log2 e = c · factor. The factor is never zero: −∞ times zero would be NaN.
-        float factor = fmaxf(p.scale * LOG2_E, __int_as_float(1));
+    // What a product's difference from its row's maximum is multiplied by: s · log2 e = c · factor. Never zero: −∞ times zero would be NaN.
+    __device__ float factor() const { return p.soft_cap != 0.0f ? LOG2_E : fmaxf(p.scale * LOG2_E, __int_as_float(1)); }
+    // Caps and masks products, and raises the rows' maxima. Returns whether one grew: the sums so far are to be scaled by `keep` then.
+    __device__ bool raise_maxima(float (&c)[32], uint32 stage, float (&keep)[2]) {
         if (p.soft_cap != 0.0f) {
+            const float slope = p.scale / p.soft_cap;
 #pragma unroll
-            for (uint32 n = 0; n < 32; n++) c[n] = p.soft_cap * tanhf(c[n] * p.scale / p.soft_cap);
-            factor = LOG2_E;
+            for (uint32 n = 0; n < 32; n++) c[n] = p.soft_cap * tanh_fast(c[n] * slope);
         }
         mask(c, stage);
-        float top[2], keep[2];
+        float top[2];
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             float other = c[i * 2 + 1];
@@ -223,46 +233,63 @@ struct VerifyProducts : VerifyJob {
         }
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
-            top[i] = fmaxf(m[i], top[i] * factor);
+            top[i] = fmaxf(m[i], top[i] * factor());
             keep[i] = weight(m[i], top[i]);
         }
-        if (__any_sync(FULL_WARP, top[0] != m[0] || top[1] != m[1])) {
-#pragma unroll
-            for (uint32 n = 0; n < VERIFY_CHANNELS / 2; n++) acc[n] *= keep[n / 2 % 2];
-        }
+        const bool grew = __any_sync(FULL_WARP, top[0] != m[0] || top[1] != m[1]);
+        m[0] = top[0], m[1] = top[1];
+        return grew;
+    }
+    // Turns products into weights relative to the maxima.
+    __device__ void weigh_scores(float (&c)[32], const float (&keep)[2]) {
+        const float by = factor();
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             // A row that has seen nothing yet computes −∞ − 0 and not −∞ + ∞.
-            const float shift = top[i] == minus_infinity() ? 0.0f : top[i] - LOG_UNIT;
+            const float shift = m[i] == minus_infinity() ? 0.0f : m[i] - LOG_UNIT;
             float sum = 0.0f;
-            m[i] = top[i];
 #pragma unroll
             for (uint32 n = i * 2; n < 32; n += 4) {
 #pragma unroll
                 for (uint32 e = n; e < n + 2; e++) {
-                    c[e] = exp2_fast(fmaf(c[e], factor, -shift));
+                    c[e] = exp2_fast(fmaf(c[e], by, -shift));
                     sum += c[e];
                 }
             }
-            l[i] = l[i] * (top[i] == minus_infinity() ? 1.0f : keep[i]) + sum;
+            l[i] = l[i] * (m[i] == minus_infinity() ? 1.0f : keep[i]) + sum;
         }
     }
-    template <typename ValueType, bool ARE_BFLOAT16>
-    __device__ void add_values(const float (&c)[32], uint32 values_at) {
-        const uint64 values = operand(values_at, SLAB_BYTES);
-        uint32 weights[STAGE_TOKENS / 16][4];
+    __device__ void scale_sums(const float (&keep)[2]) {
+#pragma unroll
+        for (uint32 n = 0; n < VERIFY_CHANNELS / 2; n++) acc[n] *= keep[n / 2 % 2];
+    }
+    // Weights as the operand of a product: 16 tokens of each row, two in a word.
+    template <typename ValueType>
+    __device__ static void pack_weights(const float (&c)[32], uint32 (&weights)[STAGE_TOKENS / 16][4]) {
 #pragma unroll
         for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) {
 #pragma unroll
             for (uint32 n = 0; n < 4; n++) weights[k][n] = ValueType::pack(c[k * 8 + n * 2], c[k * 8 + n * 2 + 1]);
         }
+    }
+    // Begins to add values times weights to the sums.
+    template <bool ARE_BFLOAT16>
+    __device__ void begin_values(const uint32 (&weights)[STAGE_TOKENS / 16][4], uint32 values_at) {
+        const uint64 values = operand(values_at, SLAB_BYTES);
         begin_products(acc);
 #pragma unroll
         for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) multiply<ARE_BFLOAT16>(acc, weights[k], values + k * ALONG_ROWS);
         end_group();
+    }
+    template <typename ValueType, bool ARE_BFLOAT16>
+    __device__ void add_values(const float (&c)[32], uint32 values_at) {
+        uint32 weights[STAGE_TOKENS / 16][4];
+        pack_weights<ValueType>(c, weights);
+        begin_values<ARE_BFLOAT16>(weights, values_at);
         wait_products<0>(acc);
     }
-    // Writes acc, m and l of every row to shared memory, for the join.
+    // Writes acc, m and l of every row to shared memory, for the join. COMPUTING: threads that compute.
+    template <uint32 COMPUTING = COMPUTE_THREADS>
     __device__ void store_sums() {
         float *const to = reinterpret_cast<float *>(shared) + group * VERIFY_ROWS * ROW_PITCH;
         constexpr float UNIT = 1.0f / (1 << LOG_UNIT);
@@ -271,8 +298,8 @@ struct VerifyProducts : VerifyJob {
             l[i] += __shfl_xor_sync(FULL_WARP, l[i], 1);
             l[i] += __shfl_xor_sync(FULL_WARP, l[i], 2);
         }
-        // The sums take the place of the ring once both warpgroups have computed all stages.
-        sync_some(1, COMPUTE_THREADS);
+        // The sums take the place of the ring once all stages are computed.
+        sync_some(1, COMPUTING);
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             float *const to_row = to + row(i) * ROW_PITCH;
@@ -281,7 +308,7 @@ struct VerifyProducts : VerifyJob {
             for (uint32 j = 0; j < VERIFY_CHANNELS / 8; j++)
                 *reinterpret_cast<float2 *>(to_row + j * 8 + lane % 4 * 2) = float2{acc[j * 4 + i * 2] * UNIT, acc[j * 4 + i * 2 + 1] * UNIT};
         }
-        sync_some(1, COMPUTE_THREADS);
+        sync_some(1, COMPUTING);
     }
     __device__ void run() {
         const uint32 count = stages();
@@ -295,7 +322,9 @@ struct VerifyProducts : VerifyJob {
             fence_copies();
             const uint32 at = shared_address(shared) + stage * STAGE_BYTES;
             multiply_keys<IS_BFLOAT16>(c, shared_address(shared) + QUERIES_OFFSET, at);
-            weigh_scores(c, stage);
+            float keep[2];
+            if (raise_maxima(c, stage, keep)) scale_sums(keep);
+            weigh_scores(c, keep);
             add_values<Type, IS_BFLOAT16>(c, at + VALUES_OFFSET);
             arrive(s.empty[stage]);
             stage += GROUPS;
@@ -323,8 +352,7 @@ struct InCluster {
 // What a CTA does first: it reads the parameters, opens the barriers and finds its share.
 template <typename Parameters>
 __device__ inline InCluster begin_verify(const Parameters &all, const AttentionParams &p, VerifyShared &s, uint32 (&words)[WARP], uint32 arrivals) {
-    const uint32 word = request_parameters(all);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(all, words);
     s.open(p, arrivals);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas();
     allow_next_kernel();
@@ -349,7 +377,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
     // A CTA without a share goes the same way: the cluster's other CTAs wait for what it sends.
     const WorkItem item = work_item_of(p, cta_share.item);
     const Reach reach = Rows::reach_of(p, item, Reach::of(p, item, cta_share.length, cta_share.queries));
-    const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
+    const VerifyJob job{p, cta_share, item, reach, s, shared, shared + RECEIVED_OFFSET, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
     const uint32 group = threadIdx.x / GROUP_THREADS;
     if (group == GROUPS) {
         give_registers<COPY_REGISTERS<Rows>>();

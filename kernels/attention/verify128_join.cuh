@@ -53,17 +53,21 @@ struct VerifyJob {
     const WorkItem &item;
     const Reach &reach;
     VerifyShared &s;
-    char *shared;
-    uint32 lane, warp;  // warp: within the warpgroup
-    uint32 rank, ctas;  // of the cluster
+    char *shared, *received;  // received: the states of rows that the cluster sends
+    uint32 lane, warp;        // warp: within the warpgroup
+    uint32 rank, ctas;        // of the cluster
 
     // Stages of this CTA.
     __device__ uint32 stages() const {
         const uint32 all = (cta_share.end - cta_share.begin + STAGE_TILES - 1) / STAGE_TILES;
         return all > rank ? p.ctas.divide(all - rank - 1) + 1 : 0;
     }
+    // A thread has two of the 16 rows that its warp has of a sum, 8 apart.
+    __device__ uint32 row(uint32 i) const { return warp * 16 + lane / 4 + i * 8; }
     // The tokens of a thread's scores j · 4 to j · 4 + 3, for each of its two rows.
     __device__ int2 tokens_of(uint32 stage, uint32 j) const { return *reinterpret_cast<const int2 *>(&s.position[stage][j * 8 + lane % 4 * 2]); }
+    // Where this CTA receives what CTA `from` of the cluster, which may be itself, sends of its rows, `share` of them.
+    __device__ float *received_from(uint32 from, uint32 share) const { return reinterpret_cast<float *>(received) + from * share * ROW_PITCH; }
     // Called by the warp that counts the CTA's chunk and by one that copies, which waits for that.
     __device__ void chunk_counted() const { sync_some(2, 2 * WARP); }
     // Arrives for the warp, once all its lanes have come here.
@@ -78,6 +82,12 @@ struct JoinedFour {
     float4 acc{0.0f, 0.0f, 0.0f, 0.0f};
     float m = minus_infinity(), l = 0.0f;
 
+    __device__ void add_scaled(const float4 &x, float by) {
+        acc.x = fmaf(by, x.x, acc.x);
+        acc.y = fmaf(by, x.y, acc.y);
+        acc.z = fmaf(by, x.z, acc.z);
+        acc.w = fmaf(by, x.w, acc.w);
+    }
     template <uint32 N>
     __device__ void add(const float4 (&other)[N], const float (&other_m)[N], const float (&other_l)[N]) {
         float top = m;
@@ -92,10 +102,7 @@ struct JoinedFour {
             // acc of a row that saw nothing is not used: it may hold NaN.
             if (other_m[i] == minus_infinity()) continue;
             const float take = exp2_fast(other_m[i] - top);
-            acc.x = fmaf(take, other[i].x, acc.x);
-            acc.y = fmaf(take, other[i].y, acc.y);
-            acc.z = fmaf(take, other[i].z, acc.z);
-            acc.w = fmaf(take, other[i].w, acc.w);
+            add_scaled(other[i], take);
             l = fmaf(take, other_l[i], l);
         }
     }
@@ -113,11 +120,6 @@ struct VerifyState {
     __device__ float *m(uint32 row) const { return data + rows * VERIFY_CHANNELS + row; }
     __device__ float *l(uint32 row) const { return m(row) + rows; }
 };
-
-// Where a CTA receives what CTA `rank` of the cluster, which may be itself, sends of its rows, `share` of them.
-__device__ inline float *received_from(char *shared, uint32 rank, uint32 share) {
-    return reinterpret_cast<float *>(shared + RECEIVED_OFFSET) + rank * share * ROW_PITCH;
-}
 
 // Joins the sums that both warpgroups have written to shared memory, those of the cluster's CTAs, and those of the work item's chunks.
 struct VerifyJoin : VerifyJob {
@@ -145,13 +147,13 @@ struct VerifyJoin : VerifyJob {
     template <bool HAS_KEPT>
     __device__ void send(uint32 rows, uint32 share) const {
         const float *const sums = reinterpret_cast<const float *>(shared);
-        float *const received = received_from(shared, rank, share);
+        float *const own = received_from(rank, share);
 #pragma unroll 2
         for (uint32 n = thread; n < rows * QUADS; n += COMPUTE_THREADS) {
             const uint32 row = n / QUADS, quad = n % QUADS, cta = row / share;
             JoinedFour joined;
             add_rows<GROUPS>(joined, sums + row * ROW_PITCH, VERIFY_ROWS * ROW_PITCH, quad);
-            float *const to = received + (row - cta * share) * ROW_PITCH;
+            float *const to = own + (row - cta * share) * ROW_PITCH;
             if (HAS_KEPT && cta == rank) {
                 add_rows<1>(joined, to, 0, quad);
                 __syncwarp();  // the warp's lanes have read m and l, which the first one replaces
@@ -172,7 +174,7 @@ struct VerifyJoin : VerifyJob {
         else s.received.wait(0);
     }
     __device__ JoinedFour join_received(uint32 row, uint32 share, uint32 quad) const {
-        const float *const from = received_from(shared, 0, share) + row * ROW_PITCH;
+        const float *const from = received_from(0, share) + row * ROW_PITCH;
         const uint32 pitch = share * ROW_PITCH;
         JoinedFour joined;
         if (ctas == 1) add_rows<1>(joined, from, pitch, quad);

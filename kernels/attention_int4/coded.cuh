@@ -124,8 +124,6 @@ __device__ inline uint32 weight_unit_in(uint32 scales) {
     return both;
 }
 
-// tanh x = 1 − 2 / (1 + e²ˣ)
-__device__ inline float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2.0f * LOG2_E))); }
 
 template <uint32 COUNT>
 __device__ inline void butterflies(float (&x)[COUNT], uint32 step) {

@@ -370,8 +370,7 @@ __device__ inline void attention_int4_128(const Int4Params &p) {
     __shared__ typename Cta::Join::Shared states;
     __shared__ uint32 words[WARP];
     Cta::Queries::open();
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(p, words);
     const uint32 number = p.to.ctas.divide(blockIdx.x), ctas = p.to.ctas.value;
     Cta cta(p, work_item_of(p.to, number), shared);
     {

@@ -389,7 +389,9 @@ struct CodedProducts : VerifyProducts<Type, IS_BFLOAT16, Rows, LOG_WEIGHT_UNIT> 
             const bool is_coded = kind == CODED_STAGE;
             if (is_coded) is_turned = false, multiply_coded(c, stage, unit);
             else Base::template multiply_keys<IS_BFLOAT16>(c, at(QUERIES_OFFSET), to);
-            this->weigh_scores(c, stage);
+            float keep[2];
+            if (this->raise_maxima(c, stage, keep)) this->scale_sums(keep);
+            this->weigh_scores(c, keep);
             if (is_coded) this->template add_values<Float16, false>(c, to + VALUES_OFFSET);
             else this->template add_values<Type, IS_BFLOAT16>(c, to + VALUES_OFFSET);
             this->arrive(s.empty[stage]);
@@ -412,7 +414,7 @@ __device__ inline void attention_int4_verify128(const Int4Params &coded) {
     const CtaShare &cta_share = s.cta_share;
     const WorkItem item = work_item_of(p, cta_share.item);
     const Reach reach = Rows::reach_of(p, item, Reach::of(p, item, cta_share.length, cta_share.queries));
-    const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
+    const VerifyJob job{p, cta_share, item, reach, s, shared, shared + RECEIVED_OFFSET, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
     // Found anew where it is needed, and in no register between.
     const auto group = [] { return pin_in_register(threadIdx.x) / GROUP_THREADS; };
     if (group() >= GROUPS) {

@@ -162,8 +162,7 @@ struct Weights {
 extern "C" __global__ void __launch_bounds__(TERM_THREADS, PASSES == 2 ? 5 : 4) attention_term(const __grid_constant__ TermParams p) {
     __shared__ TermShared shared;
     __shared__ uint32 words[WARP];
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(p, words);
     const uint32 ctas = cluster_ctas(), rank = cluster_rank();
     const Unit unit(p, blockIdx.x / ctas);
     // Each warp has a head, of which each thread has two channels.

@@ -112,6 +112,13 @@ template <bool MAY_BE_ALONE = true> __device__ inline void send_two(uint32 rank,
                  "r"(x.x), "r"(x.y), "r"(address_in(rank, &arrived)) : "memory");
 #endif
 }
+// The same to addresses that address_in() gave, or that lie as far behind them as they do in this CTA.
+__device__ inline void send_four_to(uint32 there, const uint4 &x, uint32 arrived) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w), "r"(arrived) : "memory");
+#endif
+}
 // p is aligned to 16 bytes.
 template <bool MAY_BE_ALONE = true> __device__ inline void send_four(uint32 rank, void *p, const uint4 &x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900
@@ -119,9 +126,7 @@ template <bool MAY_BE_ALONE = true> __device__ inline void send_four(uint32 rank
         *static_cast<uint4 *>(p) = x;
         return complete_local_bytes(arrived, sizeof(x));
     }
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                     address_in(rank, p)),
-                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(address_in(rank, &arrived)) : "memory");
+    send_four_to(address_in(rank, p), x, address_in(rank, &arrived));
 #endif
 }
 

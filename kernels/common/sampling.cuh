@@ -86,8 +86,7 @@ struct SamplingParams {
 // What a kernel does first: it asks for its parameters.
 template <typename Params> __device__ inline void begin(const Params &p) {
     __shared__ uint32 words[WARP];
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(uint32(__cvta_generic_to_shared(words + threadIdx.x))), "r"(word) : "memory");
+    request_parameters(p, words);
 }
 
 __device__ inline bool is_greedy(float temperature) { return !(temperature >= 1e-5f); }

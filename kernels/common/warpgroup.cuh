@@ -58,6 +58,14 @@ template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
                  "}, %32, %33, adds, 1, 1, 0, 0;\n\t}" : VWD_32(c, 0) : "l"(a), "l"(b), "r"(uint32(adds)) : "memory")
 
+// The same, with the 16 channels of each of the 64 rows in registers: in the form of the sums, two channels packed in a word.
+#define VWD_MULTIPLY_REGISTERS_64(type) \
+    asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.u32 adds, %37, 0;\n\t" \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+                 "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n\t}" \
+                 : VWD_32(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(uint32(adds)) : "memory")
+
 // c += a · b: 16 channels of 64 rows, and 16 rows of 128 elements.
 #define VWD_MULTIPLY_128(type) \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
@@ -79,6 +87,10 @@ template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[4], uint6
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], uint64 a, uint64 b, bool adds) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_64("bf16");
     else VWD_MULTIPLY_64("f16");
+}
+template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], const uint32 (&a)[4], uint64 b, bool adds) {
+    if constexpr (IS_BFLOAT16) VWD_MULTIPLY_REGISTERS_64("bf16");
+    else VWD_MULTIPLY_REGISTERS_64("f16");
 }
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[64], uint64 a, uint64 b) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_128("bf16");

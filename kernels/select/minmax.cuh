@@ -165,8 +165,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_deco
     __shared__ Quota quota;
     allow_next_kernel();
     const SelectParams &s = p.select;
-    const uint32 word = request_parameters(p);
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    request_parameters(p, words);
     const RowSink sink(s, sink_shared);
     sink.open();
     const uint32 seq = s.by_heads.divide(sink.number), head = sink.number - seq * s.kv_heads;

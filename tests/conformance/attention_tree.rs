@@ -14,6 +14,7 @@ pub const CASES: &[Case] = cases![
     attention_of_a_tree_of_many_nodes_agrees_with_the_formula,
     attention_of_a_chain_given_as_a_tree_is_attention_without,
     attention_of_a_tree_by_verify128_agrees_with_the_formula,
+    attention_of_a_tree_by_verify128_short_agrees_with_the_formula,
     attention_of_a_chain_given_as_a_tree_by_verify128_is_attention_without,
     attention_of_a_node_within_a_tile_is_that_of_its_path_alone,
     repair_superset_of_a_tree_covers_predicted_and_selected_blocks,
@@ -79,7 +80,15 @@ fn of_128_channels(rng: &mut Rng) -> Spec {
 }
 
 fn attention_of_a_tree_by_verify128_agrees_with_the_formula(backend: &Backend) {
-    let Some(backend) = backend.forcing("attention=verify128", 90..=90) else { return };
+    attend_by(backend, "verify128");
+}
+
+fn attention_of_a_tree_by_verify128_short_agrees_with_the_formula(backend: &Backend) {
+    attend_by(backend, "verify128_short");
+}
+
+fn attend_by(backend: &Backend, variant: &str) {
+    let Some(backend) = backend.forcing(&format!("attention={variant}"), 90..=90) else { return };
     rounds(25, |rng| {
         let spec = of_128_channels(rng);
         agrees(&backend, rng, spec);

@@ -12,6 +12,7 @@ pub const CASES: &[Case] = cases![
     attention_by_decode128_agrees_with_the_formula,
     attention_by_decode128_finds_each_token_by_its_page,
     attention_by_verify128_agrees_with_the_formula,
+    attention_by_verify128_short_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
     attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_int4_128_caps_the_scores_of_tokens_alone,
@@ -134,6 +135,19 @@ fn attention_by_decode128_finds_each_token_by_its_page(backend: &Backend) {
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "verify128", HOPPER, 20, drafts, false);
+}
+
+fn attention_by_verify128_short_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "verify128_short", HOPPER, 20, drafts, false);
+    // So long that a CTA takes its ring several times.
+    attend(
+        backend,
+        "verify128_short",
+        HOPPER,
+        2,
+        |rng| Spec { batch: 1, kv_heads: 2, most: 9000, ..drafts(rng) },
+        false,
+    );
 }
 
 /// Heads of 128 channels in whole tiles, of which some tokens are coded.

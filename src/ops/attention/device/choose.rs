@@ -16,7 +16,9 @@ variants! {
     pub enum Variant: "attention" {
         /// Heads of 128 channels, tokens in whole tiles, up to 16 rows a list.
         Decode128 = "decode128",
-        /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified.
+        /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified, over few short lists.
+        Verify128Short = "verify128_short",
+        /// The same, over any.
         Verify128 = "verify128",
         /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows at a time.
         Int4_128 = "int4_128",
@@ -56,6 +58,7 @@ pub struct Device {
     /// Whether the kernels of each variant run on it.
     pub runs_decode128: bool,
     pub runs_verify128: bool,
+    pub runs_verify_short: bool,
     pub runs_mla16: bool,
     pub runs_mla64: bool,
     pub runs_int4_128: bool,
@@ -169,6 +172,7 @@ const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
+        Variant::Verify128Short => fit_verify_short(device, sizes, options),
         Variant::Verify128 => fit_verify128(device, sizes, options),
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
         Variant::Int4Verify128 => fit_int4_verify128(device, sizes, options),
@@ -270,6 +274,15 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     takes_drafts(fit, device.runs_verify128, sizes)
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(partials, "it keeps no partials")
+}
+
+fn fit_verify_short(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let pays = verify128::short_pays(sizes, device.multiprocessors, options.lists, options.tree);
+    match fit_verify128(device, sizes, options) {
+        Fit::Takes if !pays || options.is_far => Fit::Slower,
+        fit => fit,
+    }
+    .unless(!device.runs_verify_short, "it needs clusters of compute capability 9.0 itself")
 }
 
 /// What verify128 takes in attention and in repair.
@@ -542,4 +555,4 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

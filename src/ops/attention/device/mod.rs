@@ -39,9 +39,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 39] = {
+const ATTENTION: [(Entry, &str, &str); 43] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree};
+    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -58,6 +58,10 @@ const ATTENTION: [(Entry, &str, &str); 39] = {
         (Verify128(Bf16), "attention/verify128", "attention_verify128_bf16"),
         (Verify128Tree(F16), "attention_tree/verify128", "attention_verify128_tree_f16"),
         (Verify128Tree(Bf16), "attention_tree/verify128", "attention_verify128_tree_bf16"),
+        (VerifyShort(F16), "attention/verify128_short", "attention_verify128_short_f16"),
+        (VerifyShort(Bf16), "attention/verify128_short", "attention_verify128_short_bf16"),
+        (VerifyShortTree(F16), "attention_tree/verify128_short", "attention_verify128_short_tree_f16"),
+        (VerifyShortTree(Bf16), "attention_tree/verify128_short", "attention_verify128_short_tree_bf16"),
         (Int4_128(F16, UpTo4), "attention_int4/decode128_f16", "attention_int4_128_f16_4"),
         (Int4_128(F16, UpTo8), "attention_int4/decode128_f16", "attention_int4_128_f16_8"),
         (Int4_128(F16, UpTo16), "attention_int4/decode128_f16", "attention_int4_128_f16_16"),
@@ -107,6 +111,8 @@ pub struct Kernels {
     clusters: Option<Clusters>,
     /// Clusters that verify128 forms, in attention and in repair, where it runs.
     pub verify_clusters: Option<verify128::Clusters>,
+    /// Those that verify128_short forms.
+    short_clusters: Option<verify128::Clusters>,
     join_mla64: Option<Kernel>,
     split: Kernel,
     /// Those of [`REPAIR`] that run on the device.
@@ -130,6 +136,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/decode128_bf16", compute_90),
         source!("attention/decode128_fp8", compute_90),
         source!("attention/verify128", compute_90a),
+        source!("attention/verify128_short", compute_90a),
         source!("attention_int4/decode128_f16", compute_90),
         source!("attention_int4/decode128_bf16", compute_90),
         source!("attention_int4/verify128", compute_90a),
@@ -138,6 +145,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
         source!("attention_tree/verify128", compute_90a),
+        source!("attention_tree/verify128_short", compute_90a),
         source!("attention_tree/general", compute_80, compute_90),
         source!("attention_int4/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
@@ -162,11 +170,12 @@ impl cuda::Kernels for Kernels {
             let most = match entry {
                 Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
                 entry if entry.is_verify128() => verify128::SHARED,
+                entry if entry.is_verify_short() => verify128::SHORT_SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
             };
             let kernel = sharing(source, name, most)?;
-            if entry.is_verify128() {
+            if entry.is_verify128() || entry.is_verify_short() {
                 kernel.allow_large_clusters()?;
             }
             attention.push((entry, kernel));
@@ -180,11 +189,14 @@ impl cuda::Kernels for Kernels {
         let clusters = of(Entry::Mla16(Element::F16)).map(Clusters::of).filter(Clusters::exist);
         let verify_clusters =
             of(Entry::Verify128(Element::F16)).map(verify128::Clusters::of).filter(verify128::Clusters::exist);
+        let short_clusters =
+            of(Entry::VerifyShort(Element::F16)).map(verify128::Clusters::of_short).filter(verify128::Clusters::exist);
         let device = Device {
             multiprocessors: facts.multiprocessors,
             shared_bytes: facts.shared_bytes,
             runs_decode128: of(Entry::Decode128(Element::F16, Rows::UpTo4)).is_some(),
             runs_verify128: verify_clusters.is_some(),
+            runs_verify_short: short_clusters.is_some(),
             runs_mla16: clusters.is_some(),
             runs_mla64: of(Entry::Mla64(Element::F16)).is_some(),
             runs_int4_128: of(Entry::Int4_128(Element::F16, Rows::UpTo4)).is_some(),
@@ -202,6 +214,7 @@ impl cuda::Kernels for Kernels {
             device,
             clusters,
             verify_clusters,
+            short_clusters,
             join_mla64,
             split: modules.kernel("attention/split", "attention_split")?,
             find_missed: sharing("attention/repair_two_launches", "repair_find_missed", most_shared(facts))?,
@@ -257,6 +270,11 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
                 (None, false) => Entry::Verify128(element),
             };
             verify128::plan(clusters, &params, &sizes, entry)
+        }
+        Variant::Verify128Short => {
+            let (clusters, element) = (kernels.short_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
+            let entry = if options.tree { Entry::VerifyShortTree(element) } else { Entry::VerifyShort(element) };
+            verify128::plan_short(clusters, multiprocessors, &params, &sizes, entry)
         }
         Variant::Int4_128 => {
             let int4 = job.problem.int4.expect(PLANNED);

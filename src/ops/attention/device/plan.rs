@@ -26,6 +26,8 @@ pub enum Entry {
     Decode128(Element, Rows),
     Verify128(Element),
     Verify128Tree(Element),
+    VerifyShort(Element),
+    VerifyShortTree(Element),
     Int4_128(Element, Rows),
     Int4Verify128(Element),
     Int4Verify128Tree(Element),
@@ -42,6 +44,11 @@ impl Entry {
     pub fn is_verify128(self) -> bool {
         use Entry::{Int4Verify128, Int4Verify128Tree, Verify128, Verify128Tree};
         matches!(self, Verify128(_) | Verify128Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_))
+    }
+
+    /// Whether it is one of verify128_short.
+    pub fn is_verify_short(self) -> bool {
+        matches!(self, Entry::VerifyShort(_) | Entry::VerifyShortTree(_))
     }
 
     /// Whether it attends to tokens in INT4.

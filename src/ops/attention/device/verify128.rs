@@ -1,4 +1,5 @@
-//! The plan of verify128, in kernels/attention/ and kernels/attention_int4/: units of all lists are split evenly among clusters of CTAs.
+//! The plans of verify128, in kernels/attention/ and kernels/attention_int4/: units of all lists are split evenly among clusters of CTAs; and of
+//! verify128_short: each list has a cluster.
 
 use std::ops::RangeInclusive;
 
@@ -28,6 +29,11 @@ const RECEIVED_ROWS: u32 = 75;
 /// Stages of 64 tokens with keys and values (in INT4: fewer, and what is read into them); queries; the states of rows that a cluster sends, padded.
 pub const SHARED: u32 =
     5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
+/// Threads of a CTA of verify128_short, of which two share a multiprocessor, and its shared memory: two stages; the states of rows.
+const SHORT_THREADS: u32 = 256;
+pub const SHORT_SHARED: u32 = 2 * 2 * 64 * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
+/// CTAs of its clusters where lists are many.
+const SHORT_CTAS: usize = 4;
 /// Shorter lists are sooner done by larger clusters, whose CTAs join sooner.
 const SHORT_TOKENS: u64 = 8 << 10;
 /// Lists of so many tokens at most are soonest done by a cluster for each, as large as so many can be.
@@ -40,8 +46,17 @@ pub struct Clusters([u32; MOST_CTAS]);
 impl Clusters {
     /// The context is current.
     pub fn of(kernel: &Kernel) -> Clusters {
-        let kernel = kernel.sharing(SHARED);
-        Clusters(std::array::from_fn(|n| kernel.active_clusters(n as u32 + 1, THREADS)))
+        Clusters::sharing(kernel, SHARED, THREADS)
+    }
+
+    /// Those of verify128_short.
+    pub fn of_short(kernel: &Kernel) -> Clusters {
+        Clusters::sharing(kernel, SHORT_SHARED, SHORT_THREADS)
+    }
+
+    fn sharing(kernel: &Kernel, bytes: u32, threads: u32) -> Clusters {
+        let kernel = kernel.sharing(bytes);
+        Clusters(std::array::from_fn(|n| kernel.active_clusters(n as u32 + 1, threads)))
     }
 
     pub fn exist(&self) -> bool {
@@ -118,9 +133,49 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
     }
 }
 
+/// Whether lists are so few that the CTAs of verify128_short, 16 for each, have a multiprocessor each.
+fn are_few(items: u64, multiprocessors: u32) -> bool {
+    items.saturating_mul(MOST_CTAS as u64) <= multiprocessors.into()
+}
+
+/// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle, or
+/// crowd others.
+pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree: bool) -> bool {
+    let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(ROWS).into());
+    let are_many = items.saturating_mul(SHORT_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
+    let tokens = match (are_few(items, multiprocessors), is_tree) {
+        (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
+        (true, true) => (4 << 10) + 1..=8 << 10,
+        (false, false) if are_many => 0..=4 << 10,
+        _ => return false,
+    };
+    tokens.contains(&sizes.list_tokens)
+}
+
+/// The plan of a call by the kernel `entry` of verify128_short. No CTA of a cluster is without a stage.
+pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Plan {
+    let items = work_items(sizes);
+    let most = if are_few(items.into(), multiprocessors) { MOST_CTAS } else { SHORT_CTAS };
+    let stages = sizes.units.div_ceil(u64::from(STAGE_UNITS)).min(MOST_CTAS as u64) as u32;
+    // A CTA that is alone could send itself nothing.
+    let ctas = clusters.largest(items, most).min(stages).max(2);
+    Plan {
+        params: describe(params, sizes, ctas),
+        entry,
+        ctas: items * ctas,
+        threads: SHORT_THREADS,
+        cluster: Some(ctas),
+        joining: 0,
+        shared: SHORT_SHARED,
+        is_split_first: false,
+        scratch: Scratch::default(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::attention::device::choose::tests::SIZES;
 
     /// What an H100 runs at once.
     const H100: [u32; MOST_CTAS] = [132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7];
@@ -141,6 +196,22 @@ mod tests {
         ] {
             assert_eq!(clusters.choose(items, tokens).0, ctas, "{items} lists of {tokens} tokens");
         }
+    }
+
+    #[test]
+    fn short_lists_that_are_few_or_many_take_kernels_of_their_own_on_an_h200() {
+        let pays = |lists, tokens, has_lists, is_tree| {
+            let sizes = Sizes { rows: 36, lists, list_tokens: tokens, ..SIZES };
+            short_pays(&sizes, 132, has_lists, is_tree)
+        };
+        for (lists, tokens) in [(1, 0), (8, 1024), (8, 16 << 10), (34, 4096), (132, 4096)] {
+            assert!(pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
+        }
+        for (lists, tokens) in [(8, (16 << 10) + 1), (9, 4096), (33, 4096), (34, 4097), (133, 1024), (u64::MAX, 1)] {
+            assert!(!pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
+        }
+        assert_eq!([8 << 10, 9 << 10].map(|tokens| pays(8, tokens, false, false)), [true, false]);
+        assert_eq!([4 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [false, true, false]);
     }
 
     #[test]

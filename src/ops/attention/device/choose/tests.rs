@@ -6,12 +6,13 @@ const H200: Device = Device {
     shared_bytes: 227 << 10,
     runs_decode128: true,
     runs_verify128: true,
+    runs_verify_short: true,
     runs_mla16: true,
     runs_mla64: true,
     runs_int4_128: true,
     runs_int4_verify128: true,
 };
-const SIZES: Sizes = Sizes {
+pub const SIZES: Sizes = Sizes {
     element: Some(Element::F16),
     dim: 128,
     value_dim: 128,
@@ -58,7 +59,8 @@ fn heads_of_128_channels_in_whole_tiles_take_decode128() {
     assert_eq!(of(Sizes { element: Some(Element::Fp8), rows: 16, ..SIZES }, NOTHING), Variant::Decode128);
     let all = Options { positions: true, q_lens: true, window: true, soft_cap: true, sinks: true, ..NOTHING };
     assert_eq!(of(SIZES, Options { slots: true, own_lists: true, partials: true, ..all }), Variant::Decode128);
-    assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Verify128);
+    assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Verify128Short);
+    assert_eq!(of(Sizes { rows: 17, list_tokens: 1 << 15, ..SIZES }, NOTHING), Variant::Verify128);
     assert_eq!(of(Sizes { rows: 17, element: Some(Element::Fp8), ..SIZES }, NOTHING), Variant::Mma);
     assert_eq!(of(Sizes { rows: 17, ..SIZES }, Options { partials: true, ..NOTHING }), Variant::Mma);
     assert_eq!(of(Sizes { dim: 120, ..SIZES }, NOTHING), Variant::Mma);
@@ -73,7 +75,7 @@ fn heads_of_128_channels_in_whole_tiles_take_decode128() {
 fn queries_of_float32_take_what_rounds_them() {
     let wide = Options { wide_queries: true, ..NOTHING };
     assert_eq!(chosen(&H200, &SIZES, &wide), Variant::Decode128);
-    assert_eq!(chosen(&H200, &Sizes { rows: 64, ..SIZES }, &wide), Variant::Verify128);
+    assert_eq!(chosen(&H200, &Sizes { rows: 64, ..SIZES }, &wide), Variant::Verify128Short);
     assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Mma);
     assert_eq!(chosen(&H200, &MLA, &Options { wide_queries: true, ..LATENTS }), Variant::Mma);
 }
@@ -201,6 +203,7 @@ fn devices_before_hopper_take_mma() {
         shared_bytes: 163 << 10,
         runs_decode128: false,
         runs_verify128: false,
+        runs_verify_short: false,
         runs_mla16: false,
         runs_mla64: false,
         runs_int4_128: false,
