@@ -11,8 +11,8 @@ dense, it calls that alone. `state` and `partials` keep the state of a row, or o
 in which a read that fills the cache goes before each, as a layer's weights do in an engine. `forms` are four query positions over a
 shared list, FP8 keys and values, and lists of single tokens, beside one position over blocks of bfloat16. `latents` is MLA: keys of 576
 channels whose first 512 are the values, one for all heads, and lists of 2048 tokens, in blocks and single. `positions` are 1 to 16
-query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, and `repaired
-positions` those of which a prediction missed a share. `cells` are pages of one token, of sequences that alternate in one cache, beside
+query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, `of_1_among` and
+`of_9_among` after a read that fills the cache, and `repaired positions` those of which a prediction missed a share. `cells` are pages of one token, of sequences that alternate in one cache, beside
 pages of a block. `trees` are the nodes of a draft tree with random parents, beside one position and beside a chain of as many.
 Microseconds, medians; inputs are in no cache.
 """
@@ -297,7 +297,7 @@ class Positions(Case):
 def positions(session, timer, rows, quick):
     floor = GatherRead()
     points = [(1, 32 << 10, 0), (1, 128 << 10, 0), (1, 512 << 10, 0), (8, 32 << 10, 0), (8, 128 << 10, 0)]
-    points += [(1, 32 << 10, 4096), (1, 32 << 10, 8192), (8, 32 << 10, 4096)]
+    points += [(1, 32 << 10, listed << 10) for listed in (1, 2, 4, 8, 16)] + [(8, 32 << 10, 2048), (8, 32 << 10, 4096)]
     for batch, tokens, budget in points[:1] if quick else points:
         row = dict(batch=batch, tokens=tokens, listed=budget or "all")
         for count in (1, 2, 4, 5, 8, 9, 16):
@@ -306,6 +306,8 @@ def positions(session, timer, rows, quick):
             call(0)
             case.check()
             row[f"of_{count}"] = timer.graph(call, case.sets)
+            if budget and count in (1, 9):
+                row[f"of_{count}_among"] = timer.among(call, case.sets)
         if budget and torch.cuda.get_device_capability() >= (9, 0):
             row["gather_read_of_9"] = floor.time(case, timer, of_nine=True)
         rows.put("positions", **row)
