@@ -12,9 +12,9 @@ in which a read that fills the cache goes before each, as a layer's weights do i
 shared list, FP8 keys and values, and lists of single tokens, beside one position over blocks of bfloat16. `latents` is MLA: keys of 576
 channels whose first 512 are the values, one for all heads, and lists of 2048 tokens, in blocks and single. `positions` are 1 to 16
 query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, `of_1_among` and
-`of_9_among` after a read that fills the cache, and `repaired positions` those of which a prediction missed a share. `cells` are pages of one token, of sequences that alternate in one cache, beside
-pages of a block. `trees` are the nodes of a draft tree with random parents, beside one position and beside a chain of as many.
-Microseconds, medians; inputs are in no cache.
+`of_9_among` after a read that fills the cache, and `repaired positions` those of which a prediction missed a share. `cells` are pages of
+one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
+beside one position and beside a chain of as many. Microseconds, medians; inputs are in no cache.
 """
 
 import functools

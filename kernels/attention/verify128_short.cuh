@@ -1,7 +1,7 @@
 // Attention for up to 64 rows to few short lists (variant verify128_short): verify128.cuh with CTAs half as large, of which two share a multiprocessor.
 //
-// So a cluster of up to 16 CTAs takes each list by itself, more of them run at once than there are groups of 16 multiprocessors, and a CTA begins
-// while those of the kernel before still run. CTA r of a cluster takes stages of 64 tokens r, r + ctas, …:
+// So a cluster of up to 16 CTAs takes each list by itself, of which more run at once than if a CTA had a multiprocessor, and a CTA begins while those
+// of the kernel before still run. CTA r of a cluster takes stages of 64 tokens r, r + ctas, …:
 //
 //   copies    a warpgroup ── keys [64 tokens × 128], then values [64 × 128], in rings of two each
 //   products  a warpgroup ── queries in registers ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
@@ -101,7 +101,7 @@ struct ShortCopies : VerifyCopies<Rows> {
     using Base = VerifyCopies<Rows>;
     using Base::arrive, Base::cta_share, Base::item, Base::key, Base::lane, Base::p, Base::reach, Base::s, Base::shared, Base::value;
 
-    static constexpr uint32 UNROLLED = 1;
+    static constexpr uint32 UNROLLED = 1;  // more would take registers that there are not
 
     const ShortJob &job;
     // Where the listed tokens of the first tiles lie if lists and sequences are as long as they may be.
