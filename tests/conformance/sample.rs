@@ -20,6 +20,7 @@ pub const CASES: &[Case] = cases![
     sample_tells_what_cannot_be_drawn,
     sample_accepts_by_probability_at_the_ends,
     sample_takes_one_row_a_request,
+    sample_without_drafts_draws_the_same_by_every_rule,
 ];
 
 /// Arguments of a call, as values.
@@ -757,6 +758,22 @@ fn sample_accepts_by_probability_at_the_ends(backend: &Backend) {
     assert_eq!(found.accepted, [0, 0, 1, 1]);
     assert!(found.next_token.iter().all(|token| [1, 2].contains(token)), "{:?}", found.next_token);
     assert_eq!(found.status, [0; 4]);
+}
+
+/// With and without filters, and however few rows there are.
+fn sample_without_drafts_draws_the_same_by_every_rule(backend: &Backend) {
+    rounds(4, |rng| {
+        for batch in [1, 60] {
+            let mut scene = random_plain(rng, batch, 0, 4104);
+            let filtered = Settings { top_k: 20, ..PLAIN };
+            scene.settings.iter_mut().for_each(|s| *s = if rng.one_in(2) { filtered } else { PLAIN });
+            let expected = Scene { rule: VWD_ACCEPT_COUPLED, ..scene.clone() }.run(backend, None);
+            for rule in [VWD_ACCEPT_AUTO, VWD_ACCEPT_REJECTION] {
+                let found = Scene { rule, ..scene.clone() }.run(backend, None);
+                assert_eq!((found.next_token, found.status), (expected.next_token.clone(), expected.status.clone()));
+            }
+        }
+    });
 }
 
 fn sample_takes_one_row_a_request(backend: &Backend) {

@@ -79,6 +79,8 @@ impl<'a> Request<'a> {
         };
         let checks = session.checks();
         let (batch, gamma, draft, target, target_begin) = rows(&checks, c)?;
+        // Where nothing can be rejected, a token is drawn as by coupling.
+        let rule = if rule == Acceptance::Rejection && gamma == 0 { Acceptance::Coupled } else { rule };
         let (column, row) = ([("B", batch)], [("B", batch), ("γ+1", gamma + 1)]);
         let token =
             draft.map_or(DType::TOKENS, |draft| if draft.dtype == DType::I64 { &[DType::I64] } else { &[DType::I32] });
