@@ -29,6 +29,13 @@ struct ChainRows {
     __device__ static Reach reach_of(const AttentionParams &, const WorkItem &, const Reach &reach) { return reach; }
     // What is seen from query position `position`, which is the thread's row i.
     __device__ void row(const VerifyJob &job, uint32 i, uint32 position, int32 &first, uint32 &count) { job.reach.row(job.p, position, first, count); }
+    // Which tokens within the reach of a work item one of its rows sees, for a warp that copies them.
+    struct Seen {
+        // Called by the warp, before has().
+        __device__ static void find(const AttentionParams &, const WorkItem &, const Reach &) {}
+        // `node`: the token's number among the tokens of the rows; below 0 before them.
+        __device__ static bool has(const AttentionParams &, int32 node) { return true; }
+    };
     // Which scores of a stage are of tokens that a row does not see though they lie within its reach: bit n is that of the thread's score n.
     __device__ uint32 hidden(const VerifyJob &, uint32 stage) const { return 0; }
 };
@@ -62,7 +69,8 @@ struct VerifyCopies : VerifyJob {
         const bool exists = tile < tiles.count;
         const uint32 from = tiles.lane_of(p, tile, 0), all = (1u << (TILE >> p.log_granule)) - 1, row = lane % TILE, within = row & ((1 << p.log_granule) - 1);
         const int32 granule = __shfl_sync(FULL_WARP, position, from + (row >> p.log_granule));
-        const bool is_there = exists && is_reached(reach, granule, within);
+        const int32 node = granule + int32(within) - (reach.length - reach.queries);
+        const bool is_there = exists && is_reached(reach, granule, within) && Rows::Seen::has(p, node);
         if (lane == row) s.position[stage][warp * TILE + row] = is_there ? granule + int32(within) : -1;
         if (lane == 0) s.is_whole[stage][warp] = exists && (whole >> from & all) == all;
         return __ballot_sync(FULL_WARP, is_there);
@@ -98,6 +106,7 @@ struct VerifyCopies : VerifyJob {
         const bool is_one_of_chain = p.own_lists && Rows::SEEN_BY_ALL, has_rows = p.own_lists || reach.queries == int32(p.positions);
         seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
         seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
+        Rows::Seen::find(p, item, reach);
         position = -1;
         key = p.k.data, value = p.v.data;
         whole = 0;

@@ -74,6 +74,7 @@ struct CodedCopies : VerifyJob {
         const bool is_one_of_chain = p.own_lists && Rows::SEEN_BY_ALL, has_rows = p.own_lists || reach.queries == int32(p.positions);
         seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
         seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
+        Rows::Seen::find(p, item, reach);
         end_of_coded = coded_end(coded, as<int32>(coded.coded_lens.at(item.seq)), reach.length);
         first = cta_share.begin + rank * STAGE_TILES + warp;
         count = first < cta_share.end ? p.ctas.divide((cta_share.end - first - 1) / STAGE_TILES) + 1 : 0;
@@ -135,7 +136,9 @@ struct CodedCopies : VerifyJob {
     __device__ static const char *of_lane(const char *address, uint32 lane) {
         return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(address), lane));
     }
-    __device__ bool sees(int32 tile, uint32 token) const { return is_reached(reach, tile, token); }
+    __device__ bool sees(int32 tile, uint32 token) const {
+        return is_reached(reach, tile, token) && Rows::Seen::has(p, tile + int32(token) - (reach.length - reach.queries));
+    }
     __device__ bool is_whole(int32 tile) const { return tile >= max(seen_begin, 0) && tile + int32(TILE) <= seen_end; }
     __device__ RequestedTile &requested(uint32 stage) const {
         return reinterpret_cast<RequestedTile *>(shared + CODES_OFFSET)[warp * REQUESTED + stage % REQUESTED];

@@ -17,6 +17,28 @@ struct TreeRows {
     __device__ static TreeReach reach_of(const AttentionParams &p, const WorkItem &item, const Reach &chain) {
         return {p, item, chain, reinterpret_cast<const Parameters &>(p).tree};
     }
+    // A list of one row may have tokens that the row does not see; of another list each token is seen by its own row. Each warp that copies keeps the bits
+    // of the row in shared memory: registers are few.
+    struct Seen {
+        static constexpr uint32 COPYING_WARPS = 8, WORDS = 32;
+
+        __device__ static uint32 *words() {
+            __shared__ uint32 of_warps[COPYING_WARPS][WORDS];
+            return of_warps[threadIdx.x / WARP % COPYING_WARPS];
+        }
+        __device__ static void find(const AttentionParams &p, const WorkItem &item, const Reach &chain) {
+            if (!p.own_lists) return;
+            const TreeReach reach = reach_of(p, item, chain);
+            const uint32 row = item.position, n = threadIdx.x % WARP;
+            uint32 word = n <= row / 32 && row < WORDS * 32 ? reach.word(row, n) : 0xffffffff;
+#pragma unroll 1
+            for (uint32 node = n * 32; p.window && node <= min(row, n * 32 + 31); node++)
+                if (!is_seen(p, reach, row, reach.root() + int32(node))) word &= ~(1u << node % 32);
+            words()[n] = word;
+            __syncwarp();
+        }
+        __device__ static bool has(const AttentionParams &p, int32 node) { return !p.own_lists || node < 0 || words()[node / 32 % WORDS] >> node % 32 & 1; }
+    };
     __device__ void row(const VerifyJob &job, uint32 i, uint32 position, int32 &first, uint32 &count) {
         const TreeReach reach = reach_of(job.p, job.item, job.reach);
         positions |= position << i * 16;

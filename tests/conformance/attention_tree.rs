@@ -54,7 +54,7 @@ fn attention_of_a_tree_of_many_nodes_agrees_with_the_formula(backend: &Backend) 
 }
 
 /// Heads of 128 channels in 16 bits: trees of up to three work items of 64 rows, masks of several words, windows below and above the depth.
-fn of_128_channels(rng: &mut Rng) -> Spec {
+pub fn of_128_channels(rng: &mut Rng) -> Spec {
     let (positions, group) = rng.pick(&[(2, 1), (5, 4), (16, 4), (9, 7), (8, 8), (33, 2), (64, 2), (100, 1)]);
     let (page, block) = rng.pick(&[(64, 64), (16, 16), (64, 1), (96, 32), (1, 7)]);
     let kv_type = rng.pick(&[F16, BF16]);

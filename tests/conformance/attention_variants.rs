@@ -4,6 +4,7 @@
 use crate::Case;
 use crate::attention_model::*;
 use crate::attention_rows::{Prediction, agrees, partials_agree};
+use crate::attention_tree::of_128_channels;
 use crate::support::*;
 use std::ops::RangeInclusive;
 use vanward::abi::*;
@@ -30,6 +31,7 @@ pub const CASES: &[Case] = cases![
     repair_by_two_launches_agrees_with_the_formula,
     partials_of_more_blocks_than_a_list_has_are_one_state,
     rows_past_q_lens_are_zero_where_tokens_are_nan,
+    tokens_of_a_tree_that_no_row_sees_may_be_nan,
 ];
 
 const ANY: RangeInclusive<u32> = 0..=u32::MAX;
@@ -423,5 +425,35 @@ fn rows_past_q_lens_are_zero_where_tokens_are_nan(backend: &Backend) {
                 assert_eq!(acc[[at[0] + 2, at[1], at[2], at[3]]], 0.0, "partial {at:?}");
             }
         }
+    }
+}
+
+/// A list of one row of a tree may name tokens of other paths, and a window may hide some of its own: they are not multiplied by a weight of zero.
+fn tokens_of_a_tree_that_no_row_sees_may_be_nan(backend: &Backend) {
+    type Of = fn(&mut Rng) -> Spec;
+    let variants: [(&str, RangeInclusive<u32>, Of); 4] = [
+        ("general", ANY, of_128_channels),
+        ("verify128", HOPPER, of_128_channels),
+        ("verify128_short", HOPPER, of_128_channels),
+        ("int4_verify128", HOPPER, int4_drafts),
+    ];
+    for (variant, capabilities, spec) in variants {
+        let Some(forced) = backend.forcing(&format!("attention={variant}"), capabilities) else { continue };
+        rounds(6, |rng| {
+            let window = rng.pick(&[0, 0, 1, 3]);
+            let spec = Spec { positions: Some(16), group: 4, batch: 2, kv_heads: 2, ..spec(rng) };
+            let spec = Spec { tree: true, q_lens: false, window, slots: false, aligned: true, ..spec };
+            let mut model = Model::random(rng, Spec { lists: Lists::Own, ..spec });
+            let all = model.ids(rng, 1.0);
+            // All tokens are in the last row's list, and none in the others'.
+            let ids =
+                Array::from_fn(&all.shape, |at| if at[1] == 15 { all[[at[0], at[1], at[2]]].clone() } else { vec![] });
+            model.poison(&[&ids]);
+            let placed = Placed::new(&forced, rng, &model);
+            let list = PlacedList::new(&forced, rng, &model, &ids);
+            let results = Results::new(&forced, rng, &model.spec);
+            placed.attend(&placed.attention(Some(&list), &results));
+            results.check(&model, |i, r, g| model.list(&ids, i, r, g).to_vec());
+        });
     }
 }
