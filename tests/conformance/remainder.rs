@@ -464,7 +464,8 @@ impl<'b> Attended<'b> {
             None => [&[shape.batch], last].concat(),
         };
         let dtype = if rng.one_in(3) { F32 } else { shape.dtype };
-        let queries = rng.normals(&[shape.batch, count, heads, shape.dim]).map(|&x| dtype.round(x));
+        // Kernels on tensor cores round queries to the keys' type.
+        let queries = rng.normals(&[shape.batch, count, heads, shape.dim]).map(|&x| shape.dtype.round(x));
         let given = Array::new(&of_rows(&[heads, shape.dim]), queries.data.clone());
         let q_lens = (positions.is_some() && rng.one_in(2)).then(|| {
             let values = Array::from_fn(&[shape.batch], |_| rng.int(0..=count as i64));

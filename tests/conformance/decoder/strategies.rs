@@ -510,7 +510,8 @@ fn decoder_is_serial_by_every_strategy_in_steps_of_several_positions(backend: &B
 }
 
 fn decoder_remembers_scores_by_sequence_and_forgets_them_on_reset(backend: &Backend) {
-    rounds(1, |rng| {
+    let mut shown = 0;
+    rounds(3, |rng| {
         let shape = Shape { heads: [2, 1], page: 16, block: 16, rows: 2, ..shape(rng) };
         let decoder = create(backend, &shape, vwd_decoder_policy { k: 4, ..PRR });
         let mut engine = Engine::new(backend, rng, shape);
@@ -540,7 +541,11 @@ fn decoder_remembers_scores_by_sequence_and_forgets_them_on_reset(backend: &Back
             decoder.missed(backend, 2, 1)
         };
         let first = step([0, 1], true);
-        assert!(first[0] > 0 && first[1] > 0, "nothing was known, and nothing missed: {first:?}");
+        if first.contains(&0) {
+            // Nothing was known, and by chance nothing missed.
+            return;
+        }
+        shown += 1;
         assert_eq!(step([1, 0], false), [0, 0], "the same queries, in other rows");
         decoder.reset(backend, &[3, -1]);
         assert_eq!(step([0, 1], false), [0, first[1]], "after sequence 3 was forgotten");
@@ -548,6 +553,7 @@ fn decoder_remembers_scores_by_sequence_and_forgets_them_on_reset(backend: &Back
         assert_eq!(decoder.counts(backend, details.selected, 2, 1), [4, 4]);
         assert_eq!(decoder.counts(backend, details.predicted, 2, 1), [5, 5]);
     });
+    assert!(shown > 0);
 }
 
 fn decoder_foresee_errors_name_the_argument(backend: &Backend) {
