@@ -45,10 +45,10 @@ struct SamplingParams {
     View<1> temperature, top_k, top_p, min_p, seeds, positions;  // [B]
     SegmentRecord *segments;   // [rows, segments of a row]
     RowRecord *rows;
-    uint32 *groups;            // [rows, GROUPS · segments of a row], if there are filters: keys of the groups' largest numbers
+    uint32 *groups;            // [rows, GROUPS · segments of a row]: with filters keys of the groups' largest numbers; see sums_of
     SegmentSum *rest;          // [requests, segments of a row], for refused draft tokens: what segments have left
     uint32 *refused;           // [requests]: the row whose draft token was refused, or NO_REFUSAL
-    uint32 *counters;          // one of each request of this launch, 0 on entry and at the end
+    uint32 *counters;          // one of each request of this launch, then one of each row; 0 on entry and at the end
     Divisor per_request;       // rows of a request, those of its draft included
     Divisor per_row;           // segments of a row
     Divisor per_row_ctas;      // CTAs that record them
@@ -59,9 +59,11 @@ struct SamplingParams {
     uint32 flags, position_bytes;
     uint32 target_type, draft_type, target_adjacent, draft_adjacent;
     uint32 is_greedy;          // every request
-    uint32 cta_segments;       // that a CTA has at once, where a cluster takes a row
+    uint32 segments_at_once;   // of a CTA where a cluster takes a row, of a warp that streams them
 
     __device__ float temperature_of(uint32 request) const { return is_greedy ? 0.0f : temperature ? as<float>(temperature.at(request)) : 1.0f; }
+    // Sums of the groups of the segment whose record is the one so numbered, where one launch does all.
+    __device__ uint64 *sums_of(uint64 segment) const { return reinterpret_cast<uint64 *>(groups) + segment * GROUPS; }
     // A random number for a row of a request.
     __device__ uint64 number(uint32 request, uint32 row, Purpose purpose, uint32 index) const {
         const int64 position = int64(uint64(load_integer(positions.at(request), position_bytes)) + row);
@@ -197,8 +199,8 @@ __device__ inline SegmentSum sum_segment(DrawShared &shared, const Numbers &numb
 constexpr uint32 SEGMENT_CTAS = 4, ANY_SEGMENT_CTAS = 3;
 constexpr uint32 SEGMENT_THREADS = 256, SEGMENT_WARPS = SEGMENT_THREADS / WARP, SEGMENT_STRIPS = SEGMENT / STRIP / SEGMENT_THREADS;
 
-// Of segment_stream.cuh: shared memory of a CTA, and its warps where all rows have 16 bits and where some have 32.
-constexpr uint32 STREAM_BYTES = 192 << 10, STREAM_WARPS = 12, STREAM_WARPS_32 = 6;
+// Of segment_stream.cuh: shared memory of a CTA, and its warps.
+constexpr uint32 STREAM_BYTES = 192 << 10, STREAM_WARPS = 12;
 
 // Of sample/cluster.cu: CTAs of the largest cluster, and segments that each of them has at most.
 constexpr uint32 MOST_ROW_CTAS = 16, MOST_CTA_SEGMENTS = 4;
@@ -453,4 +455,20 @@ __device__ inline bool is_last_of_request(DrawShared &shared, uint32 &counter, u
     }
     __syncthreads();
     return shared.is_last;
+}
+
+// Adds to a counter for this warp. Whether it has come to `all` by that: then it is 0 again, and what the others wrote before they added is visible.
+__device__ inline bool warp_completes(uint32 *counter, uint32 count, uint32 all) {
+    __syncwarp();
+    uint32 before = 0;
+    if (threadIdx.x % WARP == 0) {
+        asm volatile("fence.acq_rel.gpu;\n\t"
+                     "atom.relaxed.gpu.global.add.u32 %0, [%1], %2;\n\t"
+                     "fence.acq_rel.gpu;"
+                     : "=r"(before) : "l"(counter), "r"(count) : "memory");
+        if (before + count == all) *counter = 0;
+    }
+    const bool completes = __shfl_sync(FULL_WARP, before, 0) + count == all;
+    __syncwarp();
+    return completes;
 }

@@ -2,7 +2,7 @@
 //
 // Bytes: each row once. A multiprocessor needs some 25 KiB in flight to load at the memory's rate, which CTAs that load, compute and end do not keep
 // up. Here each warp has segments of its own, one after another, and two stages in shared memory: while it computes one segment, a bulk copy brings
-// the next. No warp waits for another.
+// the next. A segment of 32-bit numbers takes the room of both: other warps compute then. No warp waits for another.
 //
 //   for each segment: wait ─ largest number ─ [without what cannot be drawn, largest number again] ─ weights, sum ─ record ─ request the next but one
 //
@@ -12,29 +12,31 @@
 #include "common/barrier.cuh"
 #include "common/sampling.cuh"
 
-constexpr uint32 STREAM_STAGES = 2;
-static_assert(STREAM_WARPS * STREAM_STAGES * SEGMENT * 2 == STREAM_BYTES && STREAM_WARPS_32 * STREAM_STAGES * SEGMENT * 4 == STREAM_BYTES);
+constexpr uint32 STREAM_STAGES = 2, LANE_STRIPS = SEGMENT / STRIP / WARP;
+static_assert(STREAM_WARPS * STREAM_STAGES * SEGMENT * 2 == STREAM_BYTES);
 
 // A row of a launch.
 struct StreamedRow {
     const Source &source;
     uint32 number;  // in the launch
     bool is_greedy, wants_plain;
+    bool leaves_sums;  // of its groups, in scratch
 };
 
 // The warp's segments, and what it does with one of them.
 struct SegmentStream {
     const SamplingParams &p;
-    uint32 stages;          // of this warp, in shared memory
-    const Barrier *arrived; // one of each stage
-    uint32 stage_bytes, lane;
-    uint32 taken = 0;       // segments that the warp has been through: their stages are taken in turn
+    uint32 stages;           // this warp's stages, in shared memory
+    const Barrier *arrived;  // one of each stage
+    uint32 log_stages;       // log2 of how many of them
+    uint32 lane;
+    uint32 taken = 0;        // segments that the warp has been through: their stages are taken in turn
 
     // `barriers` has one for each stage of the CTA.
     __device__ SegmentStream(const SamplingParams &p, char *shared, Barrier *barriers) : p(p), lane(threadIdx.x % WARP) {
         const uint32 warp = threadIdx.x / WARP;
-        stage_bytes = STREAM_BYTES / STREAM_STAGES / (blockDim.x / WARP);
-        stages = shared_address(shared) + warp * STREAM_STAGES * stage_bytes;
+        log_stages = p.segments_at_once - 1;
+        stages = shared_address(shared) + warp * (STREAM_BYTES / STREAM_WARPS);
         Barrier *const own = barriers + warp * STREAM_STAGES;
         if (lane == 0)
             for (uint32 n = 0; n < STREAM_STAGES; ++n) own[n].open(1);
@@ -66,33 +68,37 @@ private:
     __device__ static uint32 tokens_of(const Row &row, uint32 s) { return min(row.tokens - s * SEGMENT, SEGMENT); }
     __device__ static uint32 place(uint32 h, uint32 lane) { return (h * WARP + lane) * STRIP; }
 
+    // The stage of the warp's segment `number`, and where it is.
+    __device__ uint32 stage_of(uint32 number) const { return number & ((1u << log_stages) - 1); }
+    __device__ uint32 place_of(uint32 number) const { return stages + stage_of(number) * (STREAM_BYTES / STREAM_WARPS / STREAM_STAGES); }
+
     // Requests segment s, the warp's `number`, without what is left of it past the last 16 bytes.
     template <uint32 BYTES> __device__ void request(const Row &row, uint32 s, uint32 number) const {
         if (lane) return;
-        const Barrier &barrier = arrived[number % STREAM_STAGES];
+        const Barrier &barrier = arrived[stage_of(number)];
         const uint32 bytes = tokens_of(row, s) * BYTES / 16 * 16;
         barrier.expect(bytes);
-        if (bytes) copy_bulk(stages + number % STREAM_STAGES * stage_bytes, row.data + uint64(s) * SEGMENT * BYTES, bytes, barrier);
+        if (bytes) copy_bulk(place_of(number), row.data + uint64(s) * SEGMENT * BYTES, bytes, barrier);
     }
     template <uint32 TYPE, bool ANY> __device__ void record_row(const StreamedRow &row, uint32 first, uint32 past) {
         constexpr uint32 BYTES = Strip<TYPE>::BYTES;
-        const uint32 ahead = min(past, first + STREAM_STAGES);
+        const uint32 count = 1 << log_stages, ahead = min(past, first + count);
         for (uint32 s = first; s < ahead; ++s) request<BYTES>(row.source.row, s, taken + s - first);
 #pragma unroll 1
         for (uint32 s = first; s < past; ++s, ++taken) {
-            arrived[taken % STREAM_STAGES].wait(taken / STREAM_STAGES);
-            record_segment<TYPE, ANY>(row, s, stages + taken % STREAM_STAGES * stage_bytes);
+            arrived[stage_of(taken)].wait(taken >> log_stages);
+            record_segment<TYPE, ANY>(row, s, place_of(taken));
             __syncwarp();
-            if (s + STREAM_STAGES < past) request<BYTES>(row.source.row, s + STREAM_STAGES, taken + STREAM_STAGES);
+            if (s + count < past) request<BYTES>(row.source.row, s + count, taken + count);
         }
     }
     // Strip h of those that this lane has of the segment in a stage: 256 neighbouring tokens, a group, are in the strips h of all lanes.
-    template <uint32 TYPE> __device__ uint32 place_of(uint32 stage, uint32 h) const {
+    template <uint32 TYPE> __device__ uint32 place_in(uint32 stage, uint32 h) const {
         return stage + (h * WARP + lane) * uint32(sizeof(Strip<TYPE>));
     }
     template <uint32 TYPE> __device__ Strip<TYPE> strip(uint32 stage, uint32 h) const {
         Strip<TYPE> loaded;
-        loaded.load_shared(place_of<TYPE>(stage, h));
+        loaded.load_shared(place_in<TYPE>(stage, h));
         return loaded;
     }
     // The largest number of a segment, NaN if there is one; with filters, also the keys of its groups' largest numbers.
@@ -124,7 +130,7 @@ private:
                 if (place(h, lane) + STRIP <= tokens) continue;
                 Strip<TYPE> rest;
                 rest.load(source.row, s * SEGMENT + place(h, lane), none);
-                rest.store_shared(place_of<TYPE>(stage, h));
+                rest.store_shared(place_in<TYPE>(stage, h));
                 is_written = true;
             }
         }
@@ -142,7 +148,7 @@ private:
 #pragma unroll
                 for (uint32 e = 0; e < STRIP; ++e)
                     if (x[e] == scale.none()) cleaned.set(e, none);
-                cleaned.store_shared(place_of<TYPE>(stage, h));
+                cleaned.store_shared(place_in<TYPE>(stage, h));
             }
             is_written = true;
             all = largest_of<TYPE>(stage, groups);
@@ -164,28 +170,39 @@ private:
         // At the request's temperature, and at 1.
         const Scale plain = {scale.is_weights, source.plain().c};
         const bool wants_sum = has_some && !row.is_greedy && !source.filters, wants_plain = ANY && row.wants_plain && has_some;
-        if (wants_sum) made.sum = sum_of<TYPE>(stage, scale, largest);
-        if (wants_plain) made.plain_sum = wants_sum && plain.c == scale.c ? made.sum : sum_of<TYPE>(stage, plain, largest);
+        __syncwarp();
+        if (wants_sum) {
+            const uint64 of_lane = sum_of_lane<TYPE>(stage, scale, largest), of_group = of_lane + __shfl_xor_sync(FULL_WARP, of_lane, 1);
+            if (row.leaves_sums && lane % 2 == 0) p.sums_of(at)[lane / 2] = of_group;
+            made.sum = warp_sum(of_lane);
+        }
+        if (wants_plain) made.plain_sum = wants_sum && plain.c == scale.c ? made.sum : warp_sum(sum_of_lane<TYPE>(stage, plain, largest));
         if (lane == 0) p.segments[at] = made;
         if (is_written) fence_copies();
     }
-    template <uint32 TYPE> __device__ uint64 sum_of(uint32 stage, const Scale &scale, float largest) const {
+    // The sum of the lane's part of a segment, half a group: neighbouring strips, in an order in which lanes of 16-bit rows read from different banks.
+    template <uint32 TYPE> __device__ uint64 sum_of_lane(uint32 stage, const Scale &scale, float largest) const {
+        const auto numbers = [&](uint32 n, float (&x)[STRIP]) {
+            Strip<TYPE> loaded;
+            loaded.load_shared(stage + (lane * LANE_STRIPS + (n ^ lane % LANE_STRIPS)) * uint32(sizeof(Strip<TYPE>)));
+            loaded.widen(x);
+        };
         uint64 sum = 0;
         if (scale.has_powers(largest)) {
 #pragma unroll 2
-            for (uint32 h = 0; h < GROUPS; ++h) {
+            for (uint32 n = 0; n < LANE_STRIPS; ++n) {
                 float x[STRIP];
-                strip<TYPE>(stage, h).widen(x);
+                numbers(n, x);
                 sum += scale.sum_powers(x, largest);
             }
         } else {
 #pragma unroll 1
-            for (uint32 h = 0; h < GROUPS; ++h) {
+            for (uint32 n = 0; n < LANE_STRIPS; ++n) {
                 float x[STRIP];
-                strip<TYPE>(stage, h).widen(x);
+                numbers(n, x);
                 sum += scale.sum(x, largest);
             }
         }
-        return warp_sum(sum);
+        return sum;
     }
 };

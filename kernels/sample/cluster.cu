@@ -14,7 +14,7 @@
 // What decides how a CTA goes on comes from its first thread, and how the cluster goes on from its first CTA: settings that change during a call
 // spoil its results, and nothing else.
 //
-// On entry: as for sample.cu; rows of at most MOST_ROW_CTAS · cta_segments segments begin on 16 bytes.
+// On entry: as for sample.cu; rows of at most MOST_ROW_CTAS · segments_at_once segments begin on 16 bytes.
 //
 // targets: compute_90
 
@@ -209,7 +209,7 @@ __device__ inline void sum_and_find(RowShared &shared, Source &source, uint32 te
     if (lane) return;
     found.token = min(found.token, source.p.tokens - 1);
     shared.found = found, shared.drawn = drawn, shared.draws = draws;
-    shared.finisher = drawn.segment >> log2_of(source.p.cta_segments);
+    shared.finisher = drawn.segment >> log2_of(source.p.segments_at_once);
     shared.draw.token = drawn.segment * SEGMENT;
 }
 
@@ -217,7 +217,7 @@ template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, Ro
                                                        Source &source) {
     const SamplingParams &sampling = p.sampling;
     const uint32 warp = threadIdx.x / WARP, ctas = cluster_ctas(), rank = cluster_rank();
-    const uint32 teams = sampling.cta_segments, team_warps = DRAW_WARPS >> log2_of(teams), team = warp >> log2_of(team_warps);
+    const uint32 teams = sampling.segments_at_once, team_warps = DRAW_WARPS >> log2_of(teams), team = warp >> log2_of(team_warps);
     const uint32 within = warp & (team_warps - 1), segments = source.segments();  // as this thread sees it
     constexpr uint32 BYTES = Strip<TYPE>::BYTES;
     const auto past_of = [&](uint32 s) { return min(s * SEGMENT + SEGMENT, source.row.tokens); };
@@ -272,17 +272,17 @@ template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, Ro
     if (!is_last_of_request(shared.draw, sampling.counters[i], count)) return;
     // What ends the request is asked for again: registers are few while rows are summed. The stages are free now.
     const Turn ending(p, sampling.first + i);
-    RowRecord(&rows)[MOST_ROWS] = *reinterpret_cast<RowRecord(*)[MOST_ROWS]>(stages);
-    const Decided decided(p, ending, i * count, rows, ending.drafted(p));
-    const Walked walked = walk<false>(decided, shared.draw);
-    conclude<false>(decided, shared.draw, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
+    RowRecord *const rows = reinterpret_cast<RowRecord *>(stages);
+    const Decided decided(CtaTeam{shared.draw}, p, ending, i * count, rows, ending.drafted(p, threadIdx.x));
+    const Walked walked = walk<false>(decided);
+    conclude<false>(decided, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
 }
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 5) sample_cluster(const __grid_constant__ SampleParams p) {
     extern __shared__ __align__(128) char stages[];
     __shared__ RowShared shared;
     const SamplingParams &sampling = p.sampling;
-    if (threadIdx.x < sampling.cta_segments) shared.copied[threadIdx.x].open(1);
+    if (threadIdx.x < sampling.segments_at_once) shared.copied[threadIdx.x].open(1);
     if (threadIdx.x == 0) {
         shared.told.open(1);
         shared.told.expect(cluster_ctas() * DRAW_WARPS * sizeof(Part) + sizeof(Order) + sizeof(uint64));

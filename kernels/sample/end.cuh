@@ -5,8 +5,25 @@
 
 constexpr uint32 MOST_ROWS = 65;  // of the target in a request
 
+// The threads that end a request, one at least for each of its rows: those of a CTA, or of a warp.
+struct CtaTeam {
+    DrawShared &shared;
+
+    __device__ static uint32 thread() { return threadIdx.x; }
+    __device__ static void sync() { __syncthreads(); }
+    __device__ uint32 least(uint32 value) const { return cta_min(shared, value); }
+    __device__ uint32 any(uint32 bits) const { return cta_or(shared, bits); }
+};
+struct WarpTeam {
+    __device__ static uint32 thread() { return threadIdx.x % WARP; }
+    __device__ static void sync() { __syncwarp(); }
+    __device__ uint32 least(uint32 value) const { return __reduce_min_sync(FULL_WARP, value); }
+    __device__ uint32 any(uint32 bits) const { return __reduce_or_sync(FULL_WARP, bits); }
+};
+
 // The rows of a request that were decided.
-struct Decided {
+template <typename Team> struct Decided {
+    const Team team;
     const SampleParams &p;
     const Turn &turn;
     SegmentRecord *segments;
@@ -15,11 +32,11 @@ struct Decided {
     int64 drafted;          // the draft token of the row with this thread's number, if it may be looked at
 
     // Thread r loads row r of `rows`.
-    __device__ Decided(const SampleParams &p, const Turn &turn, uint32 first, RowRecord (&rows)[MOST_ROWS], int64 drafted)
-        : p(p), turn(turn), segments(p.sampling.segments + uint64(first) * p.sampling.per_row.value), all(p.sampling.rows + first), rows(rows),
-          drafted(drafted) {
-        if (threadIdx.x <= p.gamma) rows[threadIdx.x] = all[threadIdx.x];
-        __syncthreads();
+    __device__ Decided(const Team &team, const SampleParams &p, const Turn &turn, uint32 first, RowRecord *rows, int64 drafted)
+        : team(team), p(p), turn(turn), segments(p.sampling.segments + uint64(first) * p.sampling.per_row.value), all(p.sampling.rows + first),
+          rows(rows), drafted(drafted) {
+        if (team.thread() <= p.gamma) rows[team.thread()] = all[team.thread()];
+        team.sync();
     }
     __device__ SummedRow row(uint32 slot) const {
         return {turn.source(p, slot), segments + slot * p.sampling.per_row.value, slot <= p.gamma ? rows[slot] : all[slot]};
@@ -56,10 +73,10 @@ struct Walked {
 };
 
 // Accepts or refuses every row at once. REJECTS: the rule may be rejection.
-template <bool REJECTS> __device__ inline Walked walk(const Decided &decided, DrawShared &shared) {
+template <bool REJECTS, typename Team> __device__ inline Walked walk(const Decided<Team> &decided) {
     const SampleParams &p = decided.p;
     const Turn &turn = decided.turn;
-    const uint32 r = threadIdx.x, steps = turn.steps();
+    const uint32 r = decided.team.thread(), steps = turn.steps();
     bool accepts = false, stops = false;
     if (r < steps) {
         const int64 token = decided.drafted;
@@ -80,17 +97,18 @@ template <bool REJECTS> __device__ inline Walked walk(const Decided &decided, Dr
     }
     // The first row that ends the walk: 2r without its draft token, 2r + 1 with it, which is a stop token.
     constexpr uint32 NO_END = 0xfffffffe;
-    const uint32 end = cta_min(shared, r >= steps ? NO_END : accepts ? stops ? 2 * r + 1 : NO_END : 2 * r);
+    const uint32 end = decided.team.least(r >= steps ? NO_END : accepts ? stops ? 2 * r + 1 : NO_END : 2 * r);
     return {min(end / 2 + end % 2, steps), end % 2 != 0};
 }
 
 // Cuts what a request commits, and writes it. `next` gives the token of row walked.accepted, and may add to the status. ANY: with log-probabilities and
 // rows of a draft.
-template <bool ANY, typename Next> __device__ inline void conclude(const Decided &decided, DrawShared &shared, const Walked &walked, const Next &next) {
+template <bool ANY, typename Team, typename Next>
+__device__ inline void conclude(const Decided<Team> &decided, const Walked &walked, const Next &next) {
     const SampleParams &p = decided.p;
     const Turn &turn = decided.turn;
     const RowRecord *rows = decided.rows;
-    const uint32 r = threadIdx.x, accepted = walked.accepted;
+    const uint32 r = decided.team.thread(), accepted = walked.accepted;
     // Rows that count for the status: those that committed, and the one that ended the walk.
     uint32 n = accepted, reason = GOES_ON, looked_at = accepted, status = 0;
     int64 token = -1;
@@ -108,7 +126,7 @@ template <bool ANY, typename Next> __device__ inline void conclude(const Decided
     // Rows of the draft count where they were looked at.
     uint32 of_row = r < looked_at ? rows[r].status : 0;
     if (ANY && p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= decided.all[p.gamma + 1 + r].status & SAW_NAN;
-    status |= cta_or(shared, of_row);
+    status |= decided.team.any(of_row);
     const uint32 i = turn.request;
     if (r <= p.gamma) {
         const int64 mine = r >= n ? -1 : r < accepted ? decided.drafted : token;
@@ -122,7 +140,7 @@ template <bool ANY, typename Next> __device__ inline void conclude(const Decided
             as<float>(p.logprobs.at(i, r)) = ln;
         }
     }
-    if (threadIdx.x) return;
+    if (r) return;
     store_token(p.next_token.at(i), p.wide & WIDE_NEXT, token);
     if (p.accepted) as<int32>(p.accepted.at(i)) = accepted;
     if (p.committed_len) as<int32>(p.committed_len.at(i)) = n;

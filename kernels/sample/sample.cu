@@ -58,7 +58,7 @@ template <bool FILTERS, bool ANY> __device__ inline void take_row(const SamplePa
     const Turn turn(p, sampling.first + i);
     const bool needs = turn.needs(p, slot), draws = needs && p.rule == COUPLED && !turn.is_greedy();
     const uint64 number = draws ? turn.number(p, slot, DRAW) : 0;
-    const int64 drafted = turn.drafted(p);
+    const int64 drafted = turn.drafted(p, threadIdx.x);
     bool is_there;
     Source source = turn.source(p, needs ? slot : 0, is_there);
     if (!ANY) source.scale.is_weights = source.kept.scale.is_weights = false;
@@ -70,15 +70,15 @@ template <bool FILTERS, bool ANY> __device__ inline void take_row(const SamplePa
         if (threadIdx.x == 0) sampling.rows[n] = found;
     }
     if (!is_last_of_request(shared, sampling.counters[i], count)) return;
-    const Decided decided(p, turn, n - slot, decided_rows, drafted);
-    const Walked walked = walk<ANY>(decided, shared);
+    const Decided decided(CtaTeam{shared}, p, turn, n - slot, decided_rows, drafted);
+    const Walked walked = walk<ANY>(decided);
     const uint32 row = walked.accepted;
     if (ANY && p.rule == REJECTION && p.gamma) {
         const bool is_refused = !walked.is_stopped && decided.tries(row);
         if (threadIdx.x == 0) sampling.refused[i] = is_refused ? row : NO_REFUSAL;
         if (is_refused) return;
     }
-    conclude<ANY>(decided, shared, walked, [&](uint32 &) -> int64 {
+    conclude<ANY>(decided, walked, [&](uint32 &) -> int64 {
         if (!ANY || turn.is_greedy() || p.rule == COUPLED) return decided.rows[row].token;
         const SummedRow target = decided.row(row);
         return draw_from_row(shared, target.source, target.records, target.sum, turn.number(p, row, DRAW));
@@ -138,8 +138,8 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(co
     if (!is_last_of_request(shared, sampling.counters[i], sampling.rest_ctas.value)) return;
     // What ends the request is asked for again: registers are few while segments are summed.
     const Turn ending(p, sampling.first + i);
-    const Decided decided(p, ending, first, decided_rows, ending.drafted(p));
-    conclude<true>(decided, shared, {row, false}, [&](uint32 &status) -> int64 {
+    const Decided decided(CtaTeam{shared}, p, ending, first, decided_rows, ending.drafted(p, threadIdx.x));
+    conclude<true>(decided, {row, false}, [&](uint32 &status) -> int64 {
         if (!trial.set_rest(threadIdx.x < segments() ? rest(threadIdx.x) : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
         return trial.draw_rest(ending.number(p, row, DRAW));
     });

@@ -37,8 +37,8 @@ struct Turn {
         return false;
     }
     __device__ int64 draft(const SampleParams &p, uint32 row) const { return integer(p.draft.at(request, row), p.wide & WIDE_DRAFT); }
-    // The draft token of the row with this thread's number, if it may be looked at.
-    __device__ int64 drafted(const SampleParams &p) const { return threadIdx.x < steps() ? draft(p, threadIdx.x) : -1; }
+    // The draft token of a row, if it may be looked at.
+    __device__ int64 drafted(const SampleParams &p, uint32 row) const { return row < steps() ? draft(p, row) : -1; }
     __device__ uint64 number(const SampleParams &p, uint32 row, Purpose purpose) const { return p.sampling.number(request, row, purpose, 0); }
 
     // The row in a slot, and whether target has it. Slots count the target's rows, then those of the draft.

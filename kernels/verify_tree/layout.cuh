@@ -34,7 +34,7 @@ VWD_FIELD(SamplingParams, draft_type, 300, 4)
 VWD_FIELD(SamplingParams, target_adjacent, 304, 4)
 VWD_FIELD(SamplingParams, draft_adjacent, 308, 4)
 VWD_FIELD(SamplingParams, is_greedy, 312, 4)
-VWD_FIELD(SamplingParams, cta_segments, 316, 4)
+VWD_FIELD(SamplingParams, segments_at_once, 316, 4)
 
 VWD_SIZE(VerifyTreeParams, 208)
 VWD_FIELD(VerifyTreeParams, tokens, 0, 24)

@@ -351,8 +351,10 @@ fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
 /// read what is theirs, and leave calls that come later their bits.
 fn sample_ends_though_its_contents_change(backend: &Backend) {
     let (batch, gamma, tokens, plain) = (16, 3, 20_000, Layout::default());
-    let calls = [(VWD_ACCEPT_COUPLED, true), (VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, true)];
-    for (rule, filters) in calls {
+    let streamed = backend.forcing("sample=streamed", 90..=u32::MAX);
+    let own = [(VWD_ACCEPT_COUPLED, true), (VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, true)];
+    let calls = own.into_iter().map(|call| (backend, call)).chain(streamed.iter().map(|forced| (forced, own[1])));
+    for (backend, (rule, filters)) in calls {
         rounds(1, |rng| {
             let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
             let scene = Sampling { rule, filters, ..Sampling::new(backend, &logits, &plain) };

@@ -43,15 +43,14 @@ kernel_struct! {
         target_adjacent: u32,
         draft_adjacent: u32,
         is_greedy: u32,
-        cta_segments: u32,
+        segments_at_once: u32,
     }
 }
 
 kernel_constants! {
-    /// Shared memory of a CTA that streams segments, and its warps where all rows have 16 bits and where some have 32.
+    /// Shared memory of a CTA that streams segments, and its warps.
     pub const STREAM_BYTES: u32 = 192 << 10;
     pub const STREAM_WARPS: u32 = 12;
-    const STREAM_WARPS_32: u32 = 6;
     /// CTAs of the largest cluster that takes a row, if the device can form it, and segments that each of them has at most.
     const MOST_ROW_CTAS: u32 = 16;
     const MOST_CTA_SEGMENTS: usize = 4;
@@ -74,8 +73,8 @@ const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
 /// Bytes of what a CTA leaves in scratch for a segment, and for a row.
 const RECORD_BYTES: usize = 32;
-/// Bytes of the largest numbers of a segment's groups: GROUPS of kernels/common/filter.cuh.
-const GROUP_BYTES: usize = SEGMENT / 256 * size_of::<u32>();
+/// Groups of a segment: GROUPS of kernels/common/filter.cuh.
+const GROUPS: usize = SEGMENT / 256;
 /// Bytes of what a segment has left where a draft token was refused.
 const REST_BYTES: usize = 16;
 /// Scratch of one launch: a session's own arenas have as much.
@@ -88,11 +87,11 @@ pub fn reads_weights(s: &Sampling) -> bool {
     s.target_form == Form::Weights || s.draft_rows.is_some() && s.draft_form == Form::Weights
 }
 
-/// Warps of a CTA that streams the segments of these rows; `None` if they do not lie so that bulk copies can bring them.
-pub fn stream_warps(target: &Tensor, s: &Sampling) -> Option<u32> {
+/// Segments of these rows that a warp has at once where it streams them; `None` if they do not lie so that bulk copies can bring them.
+pub fn streamed_at_once(target: &Tensor, s: &Sampling) -> Option<usize> {
     let mut rows = [Some(*target), s.draft_rows].into_iter().flatten();
-    let warps = if rows.clone().any(|t| t.dtype.bytes() == 4) { STREAM_WARPS_32 } else { STREAM_WARPS };
-    rows.all(|t| has_aligned_rows(&t, 16)).then_some(warps)
+    let has_wide = rows.clone().any(|t| t.dtype.bytes() == 4);
+    rows.all(|t| has_aligned_rows(&t, 16)).then_some(if has_wide { 1 } else { 2 })
 }
 
 /// Shared memory of a CTA that has so many segments at once, of numbers of so many bytes.
@@ -126,8 +125,16 @@ pub struct Cut {
 struct Options {
     /// Rows may have filters.
     filters: bool,
-    /// Segments are summed anew where a draft token was refused, and left in scratch.
-    refuses: bool,
+    leaves: Leaves,
+}
+
+/// What kernels leave in scratch for what follows, beside records.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Leaves {
+    /// Sums of what segments have left where a draft token was refused.
+    pub rest: bool,
+    /// Sums of groups, for rows that have no filters and are taken in one launch.
+    pub sums: bool,
 }
 
 /// Scratch of a launch: where what follows the records of segments begins.
@@ -142,7 +149,8 @@ struct Memory {
 /// The kernels of a call.
 pub struct Launched<'a> {
     pub segments: Segments<'a>,
-    pub rows: &'a Kernel,
+    /// `None` where the kernel of segments decides rows, too.
+    pub rows: Option<&'a Kernel>,
     /// Tries draft tokens, or draws where they were refused, unless that is done by `rows`.
     pub last: Option<Last<'a>>,
 }
@@ -151,8 +159,8 @@ pub struct Launched<'a> {
 pub enum Segments<'a> {
     /// CTAs of each row load them.
     Loaded(&'a Kernel),
-    /// CTAs of so many warps, one on each multiprocessor, stream those of all rows.
-    Streamed(&'a Kernel, u32),
+    /// CTAs of [`STREAM_WARPS`], one on each multiprocessor, stream those of all rows. A warp has so many at once.
+    Streamed(&'a Kernel, usize),
 }
 
 /// How clusters of CTAs take rows, each of them one in a single launch.
@@ -175,29 +183,30 @@ pub struct Last<'a> {
 }
 
 impl Cut {
-    /// A request has so many rows, of so many tokens at most; `None` if there is nothing to do. `name` is that of the target. `refuses` says
-    /// that [`Launched::last`] leaves what segments have after a refusal in scratch.
+    /// A request has so many rows, of so many tokens at most; `None` if there is nothing to do. `name` is that of the target.
     pub fn of(
         name: &str,
         batch: usize,
         per_request: usize,
         tokens: usize,
         s: &Sampling,
-        refuses: bool,
+        leaves: Leaves,
     ) -> Result<Option<Cut>> {
         if batch.saturating_mul(per_request) >= MOST_ROWS {
             let text = format!("{name}: {batch} requests of {per_request} rows; CUDA takes fewer than 2^24 rows");
             return Err(Error::unsupported(text));
         }
         let filters = !s.is_greedy && [s.top_k, s.top_p, s.min_p].iter().any(Option::is_some);
-        Ok((batch > 0).then(|| Cut::new(batch, per_request, tokens, Options { filters, refuses })))
+        Ok((batch > 0).then(|| Cut::new(batch, per_request, tokens, Options { filters, leaves })))
     }
 
     fn new(batch: usize, per_request: usize, tokens: usize, options: Options) -> Cut {
         let mut cut = Cut { batch, requests: 1, per_request, per_row: tokens.div_ceil(SEGMENT), options };
         let of_row = cut.per_row * (RECORD_BYTES + cut.group_bytes()) + RECORD_BYTES;
         let bytes = per_request * of_row + cut.per_row * cut.rest_bytes();
-        cut.requests = batch.min(Enqueue::COUNTERS).min((MOST_SCRATCH / bytes).max(1));
+        // A counter of each request, and one of each row.
+        let counted = Enqueue::COUNTERS / (1 + per_request);
+        cut.requests = batch.min(counted).min(MOST_SCRATCH / bytes).max(1);
         cut
     }
 
@@ -220,12 +229,18 @@ impl Cut {
         self.options.filters
     }
 
+    /// What a segment leaves of its groups takes so many bytes: their largest numbers, or their sums.
     fn group_bytes(&self) -> usize {
-        if self.options.filters { GROUP_BYTES } else { 0 }
+        let of_group = match self.options {
+            Options { filters: true, .. } => size_of::<u32>(),
+            Options { leaves: Leaves { sums: true, .. }, .. } => size_of::<u64>(),
+            _ => 0,
+        };
+        GROUPS * of_group
     }
 
     fn rest_bytes(&self) -> usize {
-        if self.options.refuses { REST_BYTES } else { 0 }
+        if self.options.leaves.rest { REST_BYTES } else { 0 }
     }
 
     /// Bytes of scratch of a launch.
@@ -305,7 +320,7 @@ impl Cut {
             target_adjacent: has_aligned_rows(tensor, 16) as u32,
             draft_adjacent: s.draft_rows.is_some_and(|t| has_aligned_rows(&t, 16)) as u32,
             is_greedy: s.is_greedy as u32,
-            cta_segments: 0,
+            segments_at_once: 0,
         })
     }
 
@@ -343,7 +358,7 @@ impl Cut {
         sampling: impl Fn(&mut P) -> &mut SamplingParams,
     ) -> Result<()> {
         sampling(params).per_row_ctas = Divisor::new(clusters.ctas as u32);
-        sampling(params).cta_segments = clusters.segments as u32;
+        sampling(params).segments_at_once = clusters.segments as u32;
         for first in (0..self.batch).step_by(self.requests) {
             let rows = self.begin_launch(sampling(params), first) * self.per_request;
             let kind = Kind::DependentClusters(clusters.ctas as u32);
@@ -367,6 +382,9 @@ impl Cut {
     ) -> Result<()> {
         let multiprocessors = enqueue.facts().multiprocessors;
         let per_row_ctas = self.ctas_of_row(multiprocessors);
+        if let Segments::Streamed(_, at_once) = kernels.segments {
+            sampling(params).segments_at_once = at_once as u32;
+        }
         for first in (0..self.batch).step_by(self.requests) {
             let requests = self.begin_launch(sampling(params), first);
             let rows = requests * self.per_request;
@@ -379,12 +397,14 @@ impl Cut {
                 Segments::Loaded(kernel) => {
                     launch(kernel, rows * per_row_ctas, SEGMENT_THREADS, enqueue.dependent_kind())?
                 }
-                Segments::Streamed(kernel, warps) => {
-                    let ctas = (rows * self.per_row).div_ceil(warps as usize).min(multiprocessors as usize);
-                    launch(kernel, ctas, 32 * warps, enqueue.dependent_kind())?;
+                Segments::Streamed(kernel, _) => {
+                    let ctas = (rows * self.per_row).div_ceil(STREAM_WARPS as usize).min(multiprocessors as usize);
+                    launch(kernel, ctas, 32 * STREAM_WARPS, enqueue.dependent_kind())?;
                 }
             }
-            launch(kernels.rows, rows, THREADS, enqueue.dependent_kind())?;
+            if let Some(kernel) = kernels.rows {
+                launch(kernel, rows, THREADS, enqueue.dependent_kind())?;
+            }
             if let Some(last) = &kernels.last {
                 let clusters = last.is_cluster.then_some(Kind::DependentClusters(last.ctas as u32));
                 launch(last.kernel, requests * last.ctas, THREADS, clusters.unwrap_or(enqueue.dependent_kind()))?;
@@ -406,7 +426,7 @@ mod tests {
 
     #[test]
     fn clusters_take_rows_while_they_are_few() {
-        let plain = Options { filters: false, refuses: false };
+        let plain = Options { filters: false, leaves: Leaves::default() };
         let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132);
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 2)), [expected(16, 2, true); 2]);
@@ -421,15 +441,16 @@ mod tests {
 
     #[test]
     fn calls_are_cut_where_scratch_or_counters_end() {
-        let plain = Options { filters: false, refuses: false };
+        let plain = Options { filters: false, leaves: Leaves::default() };
         let cut = Cut::new(32, 6, 128_256, plain);
         assert_eq!([cut.requests, cut.per_request, cut.per_row, cut.ctas_of_row(132)], [32, 6, 32, 8]);
         assert_eq!(Cut::new(1, 6, 128_256, plain).ctas_of_row(132), 32);
         let rest_ctas = |batch| Cut::new(batch, 11, 128_256, plain).rest_ctas(132);
         assert_eq!([1, 8, 32, 128].map(rest_ctas), [32, 32, 8, 2]);
         assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 11);
-        assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS);
-        for (options, requests) in [(plain, 11), (Options { filters: true, refuses: true }, 3)] {
+        assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS / 2);
+        let filtered = Options { filters: true, leaves: Leaves { rest: true, sums: false } };
+        for (options, requests) in [(plain, 11), (filtered, 3)] {
             let largest = Cut::new(100, 129, 1 << 20, options);
             assert_eq!(largest.requests, requests);
             assert!(largest.scratch() <= MOST_SCRATCH + 2048, "{largest:?}");

@@ -20,16 +20,16 @@ variants! {
 pub struct Shape {
     /// Segments of all rows.
     pub segments: usize,
-    /// Warps of a CTA that streams them, if the device has bulk copies and these can bring them.
-    pub stream_warps: Option<u32>,
+    /// Segments that a warp has at once where it streams them, if the device has bulk copies and these can bring them.
+    pub streamed_at_once: Option<usize>,
     /// How clusters take the rows, if these ask for nothing else and the device can form them.
     pub clusters: Option<RowClusters>,
     pub multiprocessors: u32,
 }
 
-/// Segments of a warp from which on it pays to stream them, where all rows have 16 bits and where some have 32.
-const STREAMED_SEGMENTS: usize = 1;
-const STREAMED_SEGMENTS_32: usize = 3;
+/// Segments of a multiprocessor from which on it pays to stream them, where all rows have 16 bits and where some have 32.
+const STREAMED_SEGMENTS: usize = STREAM_WARPS as usize;
+const STREAMED_SEGMENTS_32: usize = 5 * STREAM_WARPS as usize / 2;
 
 pub fn fit(variant: Variant, s: Shape) -> Fit {
     match variant {
@@ -41,8 +41,8 @@ pub fn fit(variant: Variant, s: Shape) -> Fit {
                  from 16 bytes on or are too long, or the device has no clusters",
             ),
         },
-        Variant::Streamed => match s.stream_warps {
-            Some(warps) if s.segments >= least_streamed(warps) * s.multiprocessors as usize => Fit::Takes,
+        Variant::Streamed => match s.streamed_at_once {
+            Some(at_once) if s.segments >= least_streamed(at_once) * s.multiprocessors as usize => Fit::Takes,
             Some(_) => Fit::Slower,
             None => Fit::Cannot("rows do not lie side by side from 16 bytes on, or the device has no bulk copies"),
         },
@@ -51,8 +51,8 @@ pub fn fit(variant: Variant, s: Shape) -> Fit {
 }
 
 /// Segments of a multiprocessor from which on it pays to stream them.
-fn least_streamed(warps: u32) -> usize {
-    warps as usize * if warps == STREAM_WARPS { STREAMED_SEGMENTS } else { STREAMED_SEGMENTS_32 }
+fn least_streamed(at_once: usize) -> usize {
+    if at_once == 1 { STREAMED_SEGMENTS_32 } else { STREAMED_SEGMENTS }
 }
 
 #[cfg(test)]
@@ -62,14 +62,14 @@ mod tests {
 
     #[test]
     fn many_segments_are_streamed_where_bulk_copies_bring_them() {
-        let chosen = |segments, stream_warps| {
-            let shape = Shape { segments, stream_warps, clusters: None, multiprocessors: 132 };
+        let chosen = |segments, streamed_at_once| {
+            let shape = Shape { segments, streamed_at_once, clusters: None, multiprocessors: 132 };
             choose(None, |variant| fit(variant, shape)).unwrap()
         };
         let rows = |rows: usize| rows * 32;
-        assert_eq!([64, 96].map(|few| chosen(rows(few), Some(STREAM_WARPS / 2))), [Variant::Loaded, Variant::Streamed]);
-        assert_eq!([1, 8].map(|batch| chosen(rows(batch * 6), Some(STREAM_WARPS))), [Variant::Loaded; 2]);
-        assert_eq!(chosen(rows(128 * 6), Some(STREAM_WARPS)), Variant::Streamed);
+        assert_eq!([96, 128].map(|few| chosen(rows(few), Some(1))), [Variant::Loaded, Variant::Streamed]);
+        assert_eq!([1, 8].map(|batch| chosen(rows(batch * 6), Some(2))), [Variant::Loaded; 2]);
+        assert_eq!(chosen(rows(128 * 6), Some(2)), Variant::Streamed);
         assert_eq!(chosen(rows(128 * 6), None), Variant::Loaded);
     }
 
@@ -77,7 +77,7 @@ mod tests {
     fn clusters_take_few_rows() {
         let chosen = |are_few| {
             let clusters = Some(RowClusters { ctas: 8, segments: 4, are_few });
-            let shape = Shape { segments: 32, stream_warps: None, clusters, multiprocessors: 132 };
+            let shape = Shape { segments: 32, streamed_at_once: None, clusters, multiprocessors: 132 };
             choose(None, |variant| fit(variant, shape)).unwrap()
         };
         assert_eq!([true, false].map(chosen), [Variant::Cluster, Variant::Loaded]);

@@ -5,7 +5,7 @@ use super::{Acceptance, Request};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::draw::device::{
-    self, Cut, Last, Launched, STREAM_BYTES, SamplingParams, Segments, reads_weights, wide,
+    self, Cut, Last, Launched, Leaves, STREAM_BYTES, SamplingParams, Segments, reads_weights, wide,
 };
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::variants::{self, VariantList};
@@ -18,13 +18,24 @@ pub struct Kernels {
     segments: Kernel,
     /// Takes weights, and sums for log-probabilities.
     segments_any: Kernel,
-    /// The same as streams, on devices with bulk copies.
-    streamed: Option<[Kernel; 2]>,
+    /// On devices with bulk copies.
+    streamed: Option<Streamed>,
     /// Without filters and with them; the second of each takes what `segments_any` takes, draft rows and rejection.
     rows: [Kernel; 2],
     rows_filtered: [Kernel; 2],
     residual: Kernel,
 }
+
+/// Kernels whose warps stream the segments of all rows.
+struct Streamed {
+    /// Does all in one launch.
+    whole: Kernel,
+    segments: Kernel,
+    segments_any: Kernel,
+}
+
+/// Rows of a request that one warp can end.
+const MOST_WARP_ROWS: usize = 32;
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
@@ -42,7 +53,11 @@ impl cuda::Kernels for Kernels {
             Ok(kernel.sharing(STREAM_BYTES))
         };
         let streamed = match modules.has("sample/streamed") {
-            true => Some([streaming("sample_segments_streamed")?, streaming("sample_segments_streamed_any")?]),
+            true => Some(Streamed {
+                whole: streaming("sample_streamed")?,
+                segments: streaming("sample_segments_streamed")?,
+                segments_any: streaming("sample_segments_streamed_any")?,
+            }),
             false => None,
         };
         let cluster = match modules.has("sample/cluster") {
@@ -97,9 +112,20 @@ fn refuses(r: &Request) -> bool {
     r.rule == Acceptance::Rejection && r.gamma > 0
 }
 
+/// Whether rows are logits whose tokens are greedy or coupled, and nothing else is wanted of them.
+fn is_plain(r: &Request) -> bool {
+    !is_any(r) && r.sampling.draft_rows.is_none() && !refuses(r)
+}
+
+/// Whether segments are summed as weights, or for log-probabilities.
+fn is_any(r: &Request) -> bool {
+    reads_weights(&r.sampling) || r.logprobs.is_some()
+}
+
 fn cut(r: &Request) -> Result<Option<Cut>> {
+    let leaves = Leaves { rest: refuses(r), sums: is_plain(r) && r.gamma < MOST_WARP_ROWS };
     let per_request = r.gamma + 1 + if r.sampling.draft_rows.is_some() { r.gamma } else { 0 };
-    Cut::of("target", r.batch, per_request, r.tokens().max(r.sampling.draft_tokens()), &r.sampling, refuses(r))
+    Cut::of("target", r.batch, per_request, r.tokens().max(r.sampling.draft_tokens()), &r.sampling, leaves)
 }
 
 /// Bytes of scratch that `run` takes from its stream's arena.
@@ -115,16 +141,15 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let kernels: &Kernels = enqueue.kernels();
     let multiprocessors = enqueue.facts().multiprocessors;
     let residual = Last { kernel: &kernels.residual, ctas: cut.rest_ctas(multiprocessors), is_cluster: false };
-    let is_any = reads_weights(&r.sampling) || r.logprobs.is_some();
-    let stream = kernels.streamed.as_ref().zip(device::stream_warps(&r.target, &r.sampling));
-    let is_plain = !is_any && r.sampling.draft_rows.is_none() && !refuses(r);
+    let (is_any, is_plain) = (is_any(r), is_plain(r));
+    let stream = kernels.streamed.as_ref().zip(device::streamed_at_once(&r.target, &r.sampling));
     let cluster = kernels.cluster.filter(|_| is_plain && !cut.has_filters() && has_aligned_rows(&r.target, 16));
     let number_bytes = r.target.dtype.bytes();
     let cluster =
         cluster.and_then(|(kernel, largest)| Some((kernel, cut.clusters(largest, number_bytes, multiprocessors)?)));
     let shape = Shape {
         segments: cut.segments(),
-        stream_warps: stream.map(|(_, warps)| warps),
+        streamed_at_once: stream.map(|(_, at_once)| at_once),
         clusters: cluster.map(|(_, clusters)| clusters),
         multiprocessors,
     };
@@ -135,15 +160,17 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         // SAFETY: as below.
         return unsafe { cut.launch_clusters(enqueue, &kernel, clusters, &mut params, |params| &mut params.sampling) };
     }
+    let is_whole = is_plain && !cut.has_filters() && r.gamma < MOST_WARP_ROWS;
     let segments = match (variant, stream) {
-        (Variant::Streamed, Some((streamed, warps))) => Segments::Streamed(&streamed[is_any as usize], warps),
+        (Variant::Streamed, Some((streamed, at_once))) => {
+            let segments = if is_any { &streamed.segments_any } else { &streamed.segments };
+            Segments::Streamed(if is_whole { &streamed.whole } else { segments }, at_once)
+        }
         _ => Segments::Loaded(if is_any { &kernels.segments_any } else { &kernels.segments }),
     };
-    let launched = Launched {
-        segments,
-        rows: &if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows }[!is_plain as usize],
-        last: refuses(r).then_some(residual),
-    };
+    let decides = is_whole && matches!(segments, Segments::Streamed(..));
+    let rows = &if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows }[!is_plain as usize];
+    let launched = Launched { segments, rows: (!decides).then_some(rows), last: refuses(r).then_some(residual) };
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }

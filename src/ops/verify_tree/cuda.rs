@@ -4,7 +4,7 @@ use super::{Choice, Request, Target};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, Segments, THREADS, reads_weights};
+use crate::ops::draw::device::{Cut, Last, Launched, Leaves, SamplingParams, Segments, THREADS, reads_weights};
 use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
 use crate::ops::verify::EndParams;
@@ -200,7 +200,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
 
 fn cut(r: &Request, logits: &Tensor, sampling: &Sampling) -> Result<Option<Cut>> {
     let per_request = r.nodes() * if sampling.draft_rows.is_some() { 2 } else { 1 };
-    Cut::of("logits", r.batch(), per_request, logits.dim(2).max(sampling.draft_tokens()), sampling, false)
+    Cut::of("logits", r.batch(), per_request, logits.dim(2).max(sampling.draft_tokens()), sampling, Leaves::default())
 }
 
 fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampling: &Sampling) -> Result<()> {
@@ -232,7 +232,7 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
     let walk = Last { kernel: &kernels.walk, ctas, is_cluster: ctas > 1 };
     let last = (choice != Choice::Coupled).then_some(walk);
     let segments = if reads_weights(sampling) { &kernels.segments_any } else { &kernels.segments };
-    let launched = Launched { segments: Segments::Loaded(segments), rows: &kernels.rows, last };
+    let launched = Launched { segments: Segments::Loaded(segments), rows: Some(&kernels.rows), last };
     // SAFETY: SampledTreeParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
