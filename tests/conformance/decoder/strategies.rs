@@ -512,7 +512,7 @@ fn decoder_is_serial_by_every_strategy_in_steps_of_several_positions(backend: &B
 fn decoder_remembers_scores_by_sequence_and_forgets_them_on_reset(backend: &Backend) {
     let mut shown = 0;
     rounds(3, |rng| {
-        let shape = Shape { heads: [2, 1], page: 16, block: 16, rows: 2, ..shape(rng) };
+        let shape = Shape { heads: [2, 1], page: 16, block: 16, pages: 128, max_pages: 20, rows: 2, ..shape(rng) };
         let decoder = create(backend, &shape, vwd_decoder_policy { k: 4, ..PRR });
         let mut engine = Engine::new(backend, rng, shape);
         engine.join(250);
