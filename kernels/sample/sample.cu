@@ -3,7 +3,7 @@
 // Bytes: each row of logits is read once, (γ+1)·V of a request and γ·Vd of its draft rows. What follows reads from the L2 cache: a segment for
 // each draw, the groups of tokens that a filter may keep, and one row of target and draft for a refused draft token.
 //
-// Where rows are few and nothing but their tokens is wanted, cluster.cu does all in one launch.
+// Where nothing but the tokens of unfiltered rows is wanted, cluster.cu does all in one launch if they are few, and streamed.cu if they are many.
 //
 // Work split: sample_segments has a CTA for some segments of 4096 tokens of a row. It writes each segment's largest number and the sums of its
 // weights relative to that; where filters are given, the largest numbers of its groups of 256 tokens in place of sums. sample_rows has a CTA

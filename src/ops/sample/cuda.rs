@@ -107,9 +107,9 @@ kernel_struct! {
     }
 }
 
-/// Whether rejection sampling may refuse draft tokens.
+/// Whether rejection sampling may refuse draft tokens, of which there are some.
 fn refuses(r: &Request) -> bool {
-    r.rule == Acceptance::Rejection && r.gamma > 0
+    r.rule == Acceptance::Rejection
 }
 
 /// Whether rows are logits whose tokens are greedy or coupled, and nothing else is wanted of them.
@@ -122,8 +122,13 @@ fn is_any(r: &Request) -> bool {
     reads_weights(&r.sampling) || r.logprobs.is_some()
 }
 
+/// Whether warps that stream rows can decide them, and end requests, if no row has filters.
+fn warps_can_end(r: &Request) -> bool {
+    is_plain(r) && r.gamma < MOST_WARP_ROWS
+}
+
 fn cut(r: &Request) -> Result<Option<Cut>> {
-    let leaves = Leaves { rest: refuses(r), sums: is_plain(r) && r.gamma < MOST_WARP_ROWS };
+    let leaves = Leaves { rest: refuses(r), sums: warps_can_end(r) };
     let per_request = r.gamma + 1 + if r.sampling.draft_rows.is_some() { r.gamma } else { 0 };
     Cut::of("target", r.batch, per_request, r.tokens().max(r.sampling.draft_tokens()), &r.sampling, leaves)
 }
@@ -160,7 +165,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         // SAFETY: as below.
         return unsafe { cut.launch_clusters(enqueue, &kernel, clusters, &mut params, |params| &mut params.sampling) };
     }
-    let is_whole = is_plain && !cut.has_filters() && r.gamma < MOST_WARP_ROWS;
+    let is_whole = warps_can_end(r) && !cut.has_filters();
     let segments = match (variant, stream) {
         (Variant::Streamed, Some((streamed, at_once))) => {
             let segments = if is_any { &streamed.segments_any } else { &streamed.segments };
