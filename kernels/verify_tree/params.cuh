@@ -26,12 +26,14 @@ struct VerifyTreeParams {
 
 struct LargestParams {
     View<3> logits;         // [B, N, V]
+    View<2> parents;        // [B, N] int32
     View<1> node_counts;    // [B] int32, or null: N
     uint64 *largest;        // [B, N, slices], out
     Divisor nodes, slices;
     uint32 tokens, slice;   // V, and tokens of a slice, a multiple of 8
     uint32 dtype;
     uint32 is_adjacent;     // rows begin on 16 bytes, and their elements are adjacent
+    EndParams end;          // stops is 0 where there are none
 };
 
 enum Rule : uint32 { COUPLED, INDEPENDENT, DISTINCT };

@@ -15,10 +15,13 @@
 //   verify_tree_walk       node ─ child ─ [refused: segments of this CTA ─ exchange ─ next child …] ─ child of the child …
 //                          └ first of a cluster: [token] ─ cut ─ results
 //
+// Rows of nodes are taken without the stop tokens that min_remaining forbids at their depth (early.cuh).
+//
 // On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
 //
 // targets: compute_80, compute_90
 
+#include "verify_tree/early.cuh"
 #include "verify_tree/end.cuh"
 
 // The tree of a request.
@@ -27,8 +30,9 @@ struct Tree {
     uint32 request;
     int32 given, count;  // node_counts, as it is and clamped
     float temperature;
+    EarlyStops early;
 
-    __device__ Tree(const SampledTreeParams &p, uint32 request) : p(p), request(request) {
+    __device__ Tree(const SampledTreeParams &p, uint32 request) : p(p), request(request), early(p.end, request) {
         given = p.node_counts ? as<int32>(p.node_counts.at(request)) : p.nodes;
         count = min(max(given, 0), int32(p.nodes));
         temperature = p.sampling.temperature_of(request);
@@ -47,11 +51,16 @@ struct Tree {
         for (int32 c = node + 1 + int32(threadIdx.x); c < count && !has_child; c += blockDim.x) has_child = parent(c) == node;
         return __syncthreads_or(has_child);
     }
-    __device__ Source source(uint32 slot) const {
+    // The depth of the node in a slot, counted no further than to `most` and to where stop tokens are allowed, as they are in rows of drafts.
+    __device__ uint32 depth(uint32 slot, uint32 most) const {
+        return slot < p.nodes ? depth_of(p.parents, request, slot, max(most, early.least)) : early.least;
+    }
+    // The row in a slot, without these tokens.
+    __device__ Source source(uint32 slot, const Forbidden &forbidden) const {
         const SamplingParams &sampling = p.sampling;
         const bool is_draft = slot >= p.nodes;
         const char *data = is_draft ? sampling.draft_rows.at(request, slot - p.nodes) : sampling.target.at(request, slot);
-        return {sampling, request, temperature, is_draft, data, {}};
+        return {sampling, request, temperature, is_draft, data, forbidden};
     }
 };
 
@@ -63,7 +72,7 @@ template <bool ANY> __device__ inline void record_nodes(const SampledTreeParams 
     const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), cta = blockIdx.x - n * sampling.per_row_ctas.value;
     const uint32 i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
     const Tree tree(p, sampling.first + i);
-    if (tree.needs(slot)) record_segments<ANY>(shared, tree.source(slot), n, cta, tree.is_greedy(), false);
+    if (tree.needs(slot)) record_segments<ANY>(shared, tree.source(slot, tree.early.at(tree.depth(slot, 0))), n, cta, tree.is_greedy(), false);
 }
 
 extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, SEGMENT_CTAS) verify_tree_segments(const __grid_constant__ SampledTreeParams p) {
@@ -177,14 +186,10 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(c
     const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), rows = sampling.per_request.value, slot = n - i * rows;
     const Tree tree(p, sampling.first + i);
     if (tree.needs(slot)) {
-        Source source = tree.source(slot);
         const bool draws = p.rule == COUPLED && !tree.is_greedy();
         // The position of a node follows from its depth.
-        uint32 depth = 0;
-        for (int32 node = slot; draws && node > 0; ++depth) {
-            const int32 parent = tree.parent(node);
-            node = parent < node ? parent : -1;
-        }
+        const uint32 depth = tree.depth(slot, draws ? MOST_NODES : 0);
+        Source source = tree.source(slot, tree.early.at(depth));
         const uint64 number = draws ? sampling.number(tree.request, depth, DRAW, 0) : 0;
         const RowRecord found = decide_row<true>(shared.draw, &shared.filter, source, n, tree.is_greedy(), false, draws, number);
         if (threadIdx.x == 0) sampling.rows[n] = found;
@@ -226,13 +231,15 @@ struct Trials {
     }
 
 private:
-    __device__ SummedRow row(uint32 slot) const { return {tree.source(slot), segments + uint64(slot) * p.sampling.per_row.value, rows[slot]}; }
+    __device__ SummedRow row(uint32 slot, const Forbidden &forbidden) const {
+        return {tree.source(slot, forbidden), segments + uint64(slot) * p.sampling.per_row.value, rows[slot]};
+    }
     __device__ int32 next_child(int32 node, int32 after) const {
         return shared.nodes.child(shared.draw, tree.count, node, after, [](int32) { return true; });
     }
     // The row that a node's children were drawn from. Each CTA keeps its own records of it.
     __device__ SummedRow draft_row(int32 node) const {
-        SummedRow draft = row(p.nodes + node);
+        SummedRow draft = row(p.nodes + node, {});
         for (uint32 s = threadIdx.x; s < draft.source.segments(); s += DRAW_THREADS) shared.draft[s] = draft.records[s];
         draft.records = shared.draft;
         __syncthreads();
@@ -241,10 +248,11 @@ private:
 
     __device__ int64 try_children(int32 node, uint32 depth, bool may_go_on, int32 &child) {
         const SamplingParams &sampling = p.sampling;
-        const SummedRow target = row(node);
+        const SummedRow target = row(node, tree.early.at(depth));
         int32 next = may_go_on ? next_child(node, node) : NONE;
         const bool reads_draft = sampling.draft_rows.data && next != NONE;
-        Trial trial(shared.draw, shared.taken, target, reads_draft ? draft_row(node) : target, reads_draft, shared.refused);
+        // Without a row of drafts any row stands for it; one from which nothing is forbidden takes fewer registers.
+        Trial trial(shared.draw, shared.taken, target, reads_draft ? draft_row(node) : row(node, {}), reads_draft, shared.refused);
         for (uint32 rank = 0; next != NONE; ++rank) {
             const int32 token = shared.nodes.token[next];
             if (token >= 0) {

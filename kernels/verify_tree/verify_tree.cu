@@ -11,7 +11,8 @@
 //   load links and tokens ─ lowest matching child of each node ─ walk ─ write path and tokens
 //
 // From logits: verify_tree_largest goes first. It reads N·V logits for each tree, 16.4 MB at N = 64 of 128256 bfloat16, 3.4 µs at 4.8 TB/s. Its
-// CTAs take a slice of a row each, as many as keep the device busy, and leave the largest logit of the slice with its token.
+// CTAs take a slice of a row each, as many as keep the device busy, and leave the largest logit of the slice with its token. Stop tokens that
+// min_remaining forbids at the node's depth (early.cuh) are looked for only where one would be the largest so far.
 //
 // On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; the CTA has whole warps; no output overlaps an input.
 //
@@ -21,6 +22,7 @@
 
 constexpr uint32 MOST_THREADS = 256;
 
+#include "verify_tree/early.cuh"
 #include "verify_tree/end.cuh"
 
 // A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞.
@@ -31,14 +33,20 @@ __device__ inline uint64 ranked(float logit, uint32 token) {
     return logit > minus_infinity() ? uint64(key) << 32 | uint32(~token) : NO_LOGIT;
 }
 
-// CTA (i·N + v)·slices + s takes slice s of node v of sequence i.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(const __grid_constant__ LargestParams p) {
-    __shared__ uint64 of_warp[MOST_THREADS / WARP];
-    const uint32 row = p.slices.divide(blockIdx.x), seq = p.nodes.divide(row), node = row - seq * p.nodes.value;
-    if (p.node_counts && int32(node) >= as<int32>(p.node_counts.at(seq))) return;
-    const char *logits = p.logits.at(seq, node);
-    const uint32 begin = (blockIdx.x - row * p.slices.value) * p.slice, end = min(begin + p.slice, p.tokens);
+// The higher of two; FORBIDS: `other` counts only where its token is allowed.
+template <bool FORBIDS> __device__ inline uint64 higher(uint64 best, uint64 other, const Forbidden &forbidden) {
+    if (!FORBIDS) return max(best, other);
+    if (other <= best) return best;
+    for (uint32 n = 0; n < forbidden.count; ++n)
+        if (forbidden.at(n) == int64(uint32(~other))) return best;
+    return other;
+}
+
+// The largest logit that a thread finds in tokens `begin` to `end` of a row.
+template <bool FORBIDS>
+__device__ inline uint64 largest_of(const LargestParams &p, const char *logits, uint32 begin, uint32 end, const Forbidden &forbidden) {
     uint64 best = NO_LOGIT;
+    const auto take = [&](float logit, uint32 token) { best = higher<FORBIDS>(best, ranked(logit, token), forbidden); };
     if (p.is_adjacent) {
         const uint32 log_bytes = p.dtype == FLOAT32 ? 2 : 1, count = 16u >> log_bytes;
         const uint32 whole = begin < end ? begin + (end - begin) / count * count : begin;
@@ -49,21 +57,32 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(c
 #pragma unroll
             for (uint32 n = 0; n < 4; ++n) {
                 if (p.dtype == FLOAT32) {
-                    best = max(best, ranked(__uint_as_float(words[n]), token + n));
+                    take(__uint_as_float(words[n]), token + n);
                 } else {
                     const bool is_float16 = p.dtype == FLOAT16;
                     const uint32 low = words[n] & 0xffff, high = words[n] >> 16;
-                    best = max(best, ranked(is_float16 ? widen_float16(low) : widen_bfloat16(low), token + 2 * n));
-                    best = max(best, ranked(is_float16 ? widen_float16(high) : widen_bfloat16(high), token + 2 * n + 1));
+                    take(is_float16 ? widen_float16(low) : widen_bfloat16(low), token + 2 * n);
+                    take(is_float16 ? widen_float16(high) : widen_bfloat16(high), token + 2 * n + 1);
                 }
             }
         }
-        for (uint32 token = whole + threadIdx.x; token < end; token += MOST_THREADS)
-            best = max(best, ranked(load_element(logits + (uint64(token) << log_bytes), p.dtype), token));
+        for (uint32 token = whole + threadIdx.x; token < end; token += MOST_THREADS) take(load_element(logits + (uint64(token) << log_bytes), p.dtype), token);
     } else {
-        for (uint32 token = begin + threadIdx.x; token < end; token += MOST_THREADS)
-            best = max(best, ranked(load_element(logits + token * p.logits.step[2], p.dtype), token));
+        for (uint32 token = begin + threadIdx.x; token < end; token += MOST_THREADS) take(load_element(logits + token * p.logits.step[2], p.dtype), token);
     }
+    return best;
+}
+
+// CTA (i·N + v)·slices + s takes slice s of node v of sequence i.
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(const __grid_constant__ LargestParams p) {
+    __shared__ uint64 of_warp[MOST_THREADS / WARP];
+    const uint32 row = p.slices.divide(blockIdx.x), seq = p.nodes.divide(row), node = row - seq * p.nodes.value;
+    if (p.node_counts && int32(node) >= as<int32>(p.node_counts.at(seq))) return;
+    const char *logits = p.logits.at(seq, node);
+    const uint32 begin = (blockIdx.x - row * p.slices.value) * p.slice, end = min(begin + p.slice, p.tokens);
+    const EarlyStops early(p.end, seq);
+    const Forbidden forbidden = early.at(depth_of(p.parents, seq, node, early.least));
+    uint64 best = forbidden.count ? largest_of<true>(p, logits, begin, end, forbidden) : largest_of<false>(p, logits, begin, end, forbidden);
 #pragma unroll
     for (uint32 step = 1; step < WARP; step *= 2) best = max(best, __shfl_xor_sync(FULL_WARP, best, step));
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = best;

@@ -8,7 +8,8 @@ use std::mem::offset_of;
 pub const VWD_TREE_BROKEN_LINK: u32 = 1 << 16;
 /// Bit of a tree's status: a node count exceeded N and was clamped.
 pub const VWD_TREE_CLAMPED: u32 = 1 << 17;
-/// Bit of a tree's status: the walk came to a node without a logit above −∞. It ends there, and next_token is −1.
+/// Bit of a tree's status: the walk came to a node without a logit above −∞, but for those of forbidden tokens. It ends there, and next_token
+/// is −1.
 pub const VWD_TREE_NO_TOKEN: u32 = 1 << 18;
 
 /// The walk follows the target's most likely tokens.

@@ -65,13 +65,17 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
 ///
 /// Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
-/// over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
+/// over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.
+///
+/// By every walk, a row of logits of a node whose depth is below min_remaining gives no stop token: it is taken without them, as
+/// `vwd_verify_sample` takes its rows. Rows of draft_rows are taken as they are.
 ///
 /// args->tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
 /// args->parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
 /// args->node_counts  [B]        int32, optional (absent: N). Clamped to 0 … N. A padding row, of count 0, gives accepted 0,
 ///                               next_token −1, and −1 in path and committed.
-/// args->target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits; for VWD_WALK_GREEDY alone.
+/// args->target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits; for VWD_WALK_GREEDY alone. The
+///                               caller keeps what min_remaining forbids out of it.
 /// args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
 ///                               token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
 ///                               8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
@@ -83,7 +87,7 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
 ///                               −1.
 /// args->status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
-///                               where the walk samples.
+///                               where the walk samples; of the whole path, before any of it is cut off.
 /// args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
 ///                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
 ///                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut

@@ -209,6 +209,15 @@ pub fn clean(row: &[f64], are_weights: bool) -> (Vec<f64>, bool) {
     (cleaned, row.iter().any(|&x| !is_number(x)))
 }
 
+/// Drops tokens from a row.
+pub fn forbid(row: &mut [f64], tokens: &[i64], are_weights: bool) {
+    for &token in tokens {
+        if let Some(x) = usize::try_from(token).ok().and_then(|token| row.get_mut(token)) {
+            *x = none(are_weights);
+        }
+    }
+}
+
 /// The lowest token of the largest number.
 pub fn likeliest(row: &[f64]) -> usize {
     let most = row.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(x));
@@ -265,9 +274,7 @@ impl Walk<'_> {
             let (mut row, saw) = clean(row, self.target_is_weights);
             out.status |= saw as i64;
             if (r as i64) < self.min_remaining {
-                let tokens = 0..row.len() as i64;
-                let forbidden = self.stop.iter().filter(|stop| tokens.contains(stop));
-                forbidden.for_each(|&stop| row[stop as usize] = none(self.target_is_weights));
+                forbid(&mut row, &self.stop, self.target_is_weights);
             }
             let Some(plain) = distribution(&row, self.target_is_weights, &PLAIN)? else {
                 out.status |= 2;

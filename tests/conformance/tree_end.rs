@@ -1,4 +1,5 @@
-//! vwd_verify_tree where stop tokens and lengths cut what is committed: against the call without them, cut by a loop over single tokens.
+//! vwd_verify_tree where stop tokens and lengths cut what is committed: against the call without them, cut by a loop over single tokens. What
+//! min_remaining forbids is dropped from the logits of that call.
 
 use crate::Case;
 use crate::support::oracle::End;
@@ -45,9 +46,12 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
     // A node without a logit has no token.
     let logits =
         Array::from_fn(&[batch, n, 3], |_| if rng.one_in(4) { f64::NEG_INFINITY } else { rng.int(0..=3) as f64 });
-    let logits = Tensor::floats(backend, F32, &logits, &layout(rng, 3));
     let target = Array::from_fn(&[batch, n], |_| rng.int(0..=1));
     let (target, tokens) = (ints(rng, dtype, &target), ints(rng, dtype, &tokens));
+    let parents_of = |i: usize| &parents[i * n..(i + 1) * n];
+    let depths: Vec<Vec<Option<usize>>> = (0..batch)
+        .map(|i| ancestries(parents_of(i)).iter().map(|path| path.as_ref().map(|path| path.len() - 1)).collect())
+        .collect();
     let parents = ints(rng, I32, &Array::new(&[batch, n], parents));
     let counts: Vec<i64> = (0..batch).map(|_| if rng.one_in(5) { rng.int(-1..=1) } else { n as i64 }).collect();
     let counts = ints(rng, I32, &column(&counts));
@@ -61,6 +65,19 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
     let stops = if rng.one_in(2) { vec![] } else { (0..rng.size(0..=3)).map(|_| rng.int(-1..=5)).collect() };
     let most: Option<Vec<i64>> = rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-1..=places as i64 + 1)).collect());
     let least: Option<Vec<i64>> = rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-1..=4)).collect());
+    let ignored: Option<Vec<i64>> = rng.one_in(3).then(|| (0..batch).map(|_| rng.int(0..=1)).collect());
+    let end = |i: usize| End {
+        stop: if ignored.as_ref().is_some_and(|ignored| ignored[i] != 0) { vec![] } else { stops.clone() },
+        remaining: most.as_ref().map(|most| most[i]),
+        min_remaining: least.as_ref().map_or(0, |least| least[i]),
+    };
+    let allowed = Array::from_fn(&[batch, n, 3], |at| {
+        let end = end(at[0]);
+        let is_early = depths[at[0]][at[1]].is_some_and(|depth| (depth as i64) < end.min_remaining);
+        if is_early && end.stop.contains(&(at[2] as i64)) { f64::NEG_INFINITY } else { logits[[at[0], at[1], at[2]]] }
+    });
+    let [logits, allowed] = [logits, allowed].map(|rows| Tensor::floats(backend, F32, &rows, &layout(rng, 3)));
+    let ignore_stop = ignored.as_ref().map(|ignored| ints(rng, U8, &column(ignored)));
     let stop = ints(rng, I64, &column(&stops));
     let remaining = most.as_ref().map(|most| ints(rng, I32, &column(most)));
     let min_remaining = least.as_ref().map(|least| ints(rng, I32, &column(least)));
@@ -80,7 +97,7 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
             parents: parents.c(),
             node_counts: counts.c(),
             target: if has_logits { absent() } else { target.c() },
-            logits: if has_logits { logits.c() } else { absent() },
+            logits: if has_logits { allowed.c() } else { absent() },
             accepted: accepted.c(),
             path: path.c(),
             next_token: next_token.c(),
@@ -93,7 +110,9 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
         let args = match cuts {
             false => whole,
             true => vwd_verify_tree_args {
+                logits: if has_logits { logits.c() } else { absent() },
                 stop: stop.c(),
+                ignore_stop: given(&ignore_stop),
                 remaining: given(&remaining),
                 min_remaining: given(&min_remaining),
                 committed_len: committed_len.c(),
@@ -113,11 +132,7 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
         let (k, next) = (whole.0[[i]] as usize, whole.2[[i]]);
         let is_tree = whole.1[[i, 0]] >= 0;
         let all = if is_tree { k + (!has_logits || next >= 0) as usize } else { 0 };
-        let end = End {
-            stop: stops.clone(),
-            remaining: most.as_ref().map(|most| most[i]),
-            min_remaining: least.as_ref().map_or(0, |least| least[i]),
-        };
+        let end = end(i);
         let (n, reason) = end.cut(&whole.3.row([i])[..all]);
         let nodes = if end.remaining.is_none_or(|most| most > 0) { k.min(n) + 1 } else { 0 };
         assert_eq!((committed_len[[i]], finish[[i]]), (n as i64, reason), "committed_len and finish of {i}");

@@ -1,14 +1,17 @@
-//! vwd_verify_tree by rules that sample: which nodes are accepted, what is distributed how, and what it does not depend on.
+//! vwd_verify_tree from logits, mostly by rules that sample: which nodes are accepted, what is distributed how, and what it does not depend on.
 
+mod ends;
 mod scene;
 
 use crate::Case;
-use crate::sampling::{self, PLAIN, Settings, Turns, assert_drawn_from, distribution, likeliest, logits, uniform};
+use crate::sampling::{
+    self, PLAIN, Settings, Turns, assert_drawn_from, distribution, forbid, likeliest, logits, uniform,
+};
 use crate::support::trees::*;
 use crate::support::*;
+use ends::Ends;
 use scene::*;
 use vanward::abi::*;
-use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     tree_sample_agrees_with_the_formula,
@@ -222,7 +225,8 @@ fn tree_sample_is_exact_where_siblings_are_tested_alike(backend: &Backend) {
     });
 }
 
-/// Of a tree of two depths: the first token, and the second after each first one. Children of one row are often refused.
+/// Of a tree of two depths: the first token, and the second after each first one. Children of one row are often refused. The last requests
+/// may not begin with a stop token.
 fn tree_sample_commits_tokens_as_often_as_they_are_likely(backend: &Backend) {
     const PARENTS: [i64; 9] = [-1, 0, 0, 0, 1, 1, 2, 2, 3];
     let draws = draws(backend);
@@ -233,17 +237,24 @@ fn tree_sample_commits_tokens_as_often_as_they_are_likely(backend: &Backend) {
         let other = [0.0, 1.0, 2.5, 1.0, 0.5, 0.0];
         let one_hot = [f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0];
         let filtered = Settings { temperature: F32.round(0.7), top_k: 4, top_p: F32.round(0.9), ..PLAIN };
-        for (q, settings) in [(Some(other), PLAIN), (Some(other), filtered), (Some(one_hot), PLAIN), (None, PLAIN)] {
+        let free = [(Some(other), PLAIN), (Some(other), filtered), (Some(one_hot), PLAIN), (None, PLAIN)];
+        let stops = [1, 3];
+        let all = free.map(|(q, settings)| (q, settings, 0)).into_iter().chain([(Some(other), filtered, 1)]);
+        for (q, settings, least) in all {
             for rule in RULES {
                 let target = Array::from_fn(&[1, 9, 6], |at| if at[1] == 0 { root[at[2]] } else { below[at[2]] });
                 let mut scene = Scene::plain(rule, &PARENTS, target);
                 scene.settings = vec![settings];
                 scene.draft_rows = q.map(|q| Array::from_fn(&[1, 9, 6], |at| q[at[2]]));
                 scene.tokens = Array::new(&[1, 9], vec![0, 0, 1, 3, 1, 4, 0, 1, 2]);
+                let (stop, min_remaining) = (Some(Array::new(&[2], stops.to_vec())), Some(vec![least]));
+                scene.ends = (least > 0).then(|| Ends { stop, min_remaining, ..Ends::default() });
                 let all = committed(backend, &scene, draws, rng);
-                let what = format!("rule {rule}, {q:?}, {settings:?}");
+                let what = format!("rule {rule}, {q:?}, {settings:?}, {least} without stop");
                 let of = |row: &[f64]| distribution(row, false, &settings).ok().flatten().expect("sure");
-                assert_drawn_from(&frequencies(6, all.iter().map(|tokens| tokens[0])), &of(&root), &what);
+                let mut first_row = root;
+                forbid(&mut first_row, &stops[..if least > 0 { 2 } else { 0 }], false);
+                assert_drawn_from(&frequencies(6, all.iter().map(|tokens| tokens[0])), &of(&first_row), &what);
                 for first in 0..5 {
                     let here = all.iter().filter(|tokens| tokens[0] == first && tokens[1] >= 0);
                     let counts = frequencies(6, here.map(|tokens| tokens[1]));
@@ -257,67 +268,36 @@ fn tree_sample_commits_tokens_as_often_as_they_are_likely(backend: &Backend) {
 // --- what it equals and does not depend on -----------------------------------------------------------------------------------
 
 fn tree_sample_of_a_chain_is_verify_sample(backend: &Backend) {
-    rounds(16, |rng| {
-        let (batch, nodes) = (rng.size(1..=4), rng.size(2..=6));
+    rounds(40, |rng| {
+        let (batch, nodes) = (rng.size(1..=4), rng.size(1..=6));
         let vocabulary = rng.pick(&[2, 9, 300, 5000]);
         let mut scene = random(rng, batch, nodes, vocabulary);
         scene.parents = Array::from_fn(&[batch, nodes], |at| at[1] as i64 - 1);
-        (scene.counts, scene.places) = (None, nodes);
+        scene.counts = rng.one_in(2).then(|| (0..batch).map(|_| rng.int(1..=nodes as i64)).collect());
+        scene.places = nodes;
         scene.draft(rng);
-        let found = scene.run(backend, None);
-        let plain = Layout::default();
-        let draft = Array::from_fn(&[batch, nodes - 1], |at| scene.tokens[[at[0], at[1] + 1]]);
-        let place =
-            |dtype, values: &[i64]| Tensor::ints(backend, dtype, &Array::new(&[values.len()], values.to_vec()), &plain);
-        let floats = |of: fn(&Settings) -> f64| {
-            let values = Array::new(&[batch], scene.settings.iter().map(of).collect());
-            Tensor::floats(backend, F32, &values, &plain)
-        };
-        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
-        let top_k = place(I32, &scene.settings.iter().map(|s| s.top_k).collect::<Vec<_>>());
-        let draft = Tensor::ints(backend, I32, &draft, &plain);
-        let target = Tensor::floats(backend, scene.dtype, &scene.target, &plain);
-        let rows = scene.draft_rows.as_ref().map(|rows| {
-            let columns = rows.shape[2];
-            let values = Array::from_fn(&[batch, nodes - 1, columns], |at| rows[[at[0], at[1], at[2]]]);
-            Tensor::floats(backend, F32, &values, &plain)
-        });
-        let map = scene.map.as_ref().map(|map| place(I32, map));
-        let (seeds, positions) = (place(I64, &scene.seeds), place(I64, &scene.positions));
-        let out = |shape: &[usize]| Tensor::poisoned(backend, I32, shape, &plain);
-        let (next_token, accepted, committed, status) =
-            (out(&[batch]), out(&[batch]), out(&[batch, nodes]), out(&[batch]));
-        let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
-        let temperature_last = scene.settings[0].temperature_last;
-        let args = vwd_verify_sample_args {
-            rule: if scene.rule == VWD_WALK_COUPLED { VWD_ACCEPT_COUPLED } else { VWD_ACCEPT_REJECTION },
-            flags: scene.flags | if temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
-            draft: draft.c(),
-            target: target.c(),
-            draft_rows: given(&rows),
-            draft_map: given(&map),
-            temperature: temperature.c(),
-            top_k: top_k.c(),
-            top_p: top_p.c(),
-            min_p: min_p.c(),
-            seeds: seeds.c(),
-            positions: positions.c(),
-            next_token: next_token.c(),
-            accepted: accepted.c(),
-            committed: committed.c(),
-            status: status.c(),
-            ..args()
-        };
-        // SAFETY: the tensors outlive the call.
-        backend.finish(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
-        assert_eq!(found.accepted, accepted.read_ints().data);
-        assert_eq!(found.next_token, next_token.read_ints().data);
-        assert_eq!(found.committed, committed.read_ints());
-        assert_eq!(found.status, status.read_ints().data);
+        match rng.size(0..=3) {
+            0 => {}
+            1 => scene.ends = Some(Ends::random(rng, &scene)),
+            _ => scene.ends = Some(Ends::on_the_way(rng, &scene, backend)),
+        }
+        let (mut found, expected) = (scene.run(backend, None), scene.run_as_chain(backend));
+        for i in 0..batch {
+            let end = scene.ends.as_ref().map(|ends| ends.of(i));
+            // The status of a tree is that of the whole walk, where a chain ends with the cut.
+            if end.is_some_and(|end| end.remaining.is_some_and(|n| n <= 0)) || expected.finish[i] != 0 {
+                assert_eq!(expected.status[i] & !found.status[i], 0, "status of {i}, rule {}", scene.rule);
+                found.status[i] = expected.status[i];
+            }
+        }
+        if scene.ends.is_none() {
+            (found.committed_len, found.finish) = (expected.committed_len.clone(), expected.finish.clone());
+        }
+        assert_eq!(found, expected, "rule {}", scene.rule);
     });
 }
 
-/// By COUPLED, and greedily, a text is the same in steps of one token and by any tree.
+/// By COUPLED, and greedily, a text is that of plain sampling, by any tree. Its stop token would come sooner if it could.
 fn tree_sample_commits_the_same_text_whatever_was_drafted(backend: &Backend) {
     const LENGTH: usize = 20;
     rounds(4, |rng| {
@@ -327,17 +307,20 @@ fn tree_sample_commits_the_same_text_whatever_was_drafted(backend: &Backend) {
         let rows = logits(rng, &[LENGTH + 16, vocabulary], dtype);
         let settings = Settings { temperature: F32.round(rng.pick(&[0.0, 0.8])), top_p: F32.round(0.9), ..PLAIN };
         let seed = rng.int(0..=1 << 40);
-        let mut text = |nodes: usize| {
-            let (mut text, mut most): (Vec<i64>, _) = (vec![], 0);
-            while text.len() < LENGTH {
-                let parents = random_parents(rng, nodes);
+        let (early, first) = (rng.size(0..=5), rng.size(6..=12));
+        let rule = if settings.is_greedy() { rng.pick(&[VWD_WALK_COUPLED, VWD_WALK_GREEDY]) } else { VWD_WALK_COUPLED };
+        // Without nodes it is that of plain sampling. `stop` comes with the position before which it is forbidden.
+        let mut text = |nodes: usize, stop: Option<(i64, usize)>| {
+            let (mut text, mut most, mut finish): (Vec<i64>, _, _) = (vec![], 0, 0);
+            while finish == 0 {
+                let parents = random_parents(rng, nodes.max(1));
                 let depths: Vec<usize> =
                     ancestries(&parents).iter().map(|path| path.as_ref().expect("sound").len() - 1).collect();
                 let at = text.len();
                 let row = |v: usize| rows.row([at + depths[v].min(15)]).to_vec();
-                let target = Array::new(&[1, nodes, vocabulary], (0..nodes).flat_map(row).collect());
-                let mut scene = Scene::plain(VWD_WALK_COUPLED, &parents, target);
-                scene.tokens = Array::from_fn(&[1, nodes], |node| match rng.one_in(3) {
+                let target = Array::new(&[1, parents.len(), vocabulary], (0..parents.len()).flat_map(row).collect());
+                let mut scene = Scene::plain(rule, &parents, target);
+                scene.tokens = Array::from_fn(&[1, parents.len()], |node| match rng.one_in(3) {
                     true => rng.int(-1..=2),
                     // What its position draws, mostly.
                     false => {
@@ -348,24 +331,32 @@ fn tree_sample_commits_the_same_text_whatever_was_drafted(backend: &Backend) {
                         p.and_then(draw).unwrap_or(likeliest(row)) as i64
                     }
                 });
-                (scene.dtype, scene.places) = (dtype, nodes.min(14));
+                (scene.dtype, scene.places) = (dtype, parents.len().min(14));
                 (scene.settings, scene.seeds, scene.positions) = (vec![settings], vec![seed], vec![at as i64]);
-                let found = scene.run(backend, None);
-                most = most.max(found.accepted[0]);
+                scene.ends = Some(Ends {
+                    stop: stop.map(|(stop, _)| Array::filled(&[1], stop)),
+                    min_remaining: stop.map(|(_, first)| vec![first as i64 - at as i64]),
+                    remaining: Some(vec![(LENGTH - at) as i64]),
+                    ..Ends::default()
+                });
+                let found = if nodes > 0 { scene.run(backend, None) } else { scene.run_as_chain(backend) };
+                (most, finish) = (most.max(found.accepted[0]), found.finish[0]);
                 text.extend(found.committed.data.iter().filter(|&&token| token >= 0));
             }
-            text.truncate(LENGTH);
             (text, most)
         };
-        let (plain, none) = text(1);
-        assert_eq!(none, 0);
-        let mut accepted = 0;
-        for nodes in [2, 5, 12] {
-            let (found, most) = text(nodes);
-            assert_eq!(found, plain, "{nodes} nodes");
-            accepted += most;
+        let (free, _) = text(0, None);
+        for stop in [None, Some((free[early], first))] {
+            let (plain, _) = text(0, stop);
+            assert_eq!(plain == free, stop.is_none(), "a text that is kept from ending is another");
+            let mut accepted = 0;
+            for nodes in [1, 2, 5, 12] {
+                let (found, most) = text(nodes, stop);
+                assert_eq!(found, plain, "{nodes} nodes, {stop:?}");
+                accepted += most;
+            }
+            assert!(accepted > 0, "some drafts are accepted");
         }
-        assert!(accepted > 0, "some drafts are accepted");
     });
 }
 
@@ -397,6 +388,9 @@ fn tree_sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
             let near = scene.target.data.iter().map(|x| F32.round(x + 0.1 * rng.normal())).collect();
             scene.draft_rows = Some(Array::new(&scene.target.shape, near));
             scene.draft(rng);
+        }
+        if rng.one_in(2) {
+            scene.ends = Some(Ends::on_the_way(rng, &scene, &cpu));
         }
         assert_eq!(scene.run(backend, None), scene.run(&cpu, None), "rule {}", scene.rule);
     });

@@ -212,6 +212,15 @@ pub fn largest(row: &[f32]) -> f32 {
     simd::dispatch(Largest(row))
 }
 
+/// Drops tokens from a row; those that are none of its tokens are passed over.
+pub fn forbid(row: &mut [f32], form: Form, tokens: impl Iterator<Item = i64>) {
+    for token in tokens {
+        if let Some(x) = usize::try_from(token).ok().and_then(|token| row.get_mut(token)) {
+            *x = form.none();
+        }
+    }
+}
+
 /// The lowest token of the largest number, if a token can be drawn.
 pub fn first_largest(row: &[f32], form: Form) -> Option<usize> {
     let best = largest(row);

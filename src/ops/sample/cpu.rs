@@ -6,7 +6,7 @@ use crate::core::along::Along;
 use crate::core::dtype::{DType, Token};
 use crate::core::status::Result;
 use crate::ops::draw::rejection::{DraftRow, Outcome, read, try_in_turn};
-use crate::ops::draw::{Distribution, Purpose, Scale, Settings, first_largest, uniform};
+use crate::ops::draw::{Distribution, Purpose, Scale, Settings, first_largest, forbid, uniform};
 use crate::ops::verify::integer;
 use crate::runtime::cpu::Cpu;
 use crate::with_float;
@@ -139,12 +139,7 @@ impl<'r, 'm> Walk<'r, 'm> {
                 read(along, r.sampling.target_form, self.memory[0])
             });
             self.status |= if all_numbers { 0 } else { VWD_SAMPLE_NAN };
-            if row < r.end.min_remaining(i) {
-                for stop in r.end.stops(i) {
-                    let forbidden = usize::try_from(stop).ok().and_then(|stop| self.memory[0].get_mut(stop));
-                    forbidden.into_iter().for_each(|x| *x = r.sampling.target_form.none());
-                }
-            }
+            forbid(self.memory[0], r.sampling.target_form, r.end.forbidden(i, row));
             true
         }
     }

@@ -124,6 +124,17 @@ impl<'a> End<'a> {
         })
     }
 
+    /// The stop tokens that row `row` of request `i` cannot give.
+    ///
+    /// # Safety
+    /// As for [`End::remaining`].
+    pub unsafe fn forbidden(&self, i: usize, row: usize) -> impl Iterator<Item = i64> {
+        // SAFETY: forwarded to the caller.
+        let is_early = row < unsafe { self.min_remaining(i) };
+        // SAFETY: as above.
+        is_early.then(|| unsafe { self.stops(i) }).into_iter().flatten()
+    }
+
     /// How many of `n` tokens are committed, and why no more.
     ///
     /// # Safety

@@ -8,7 +8,7 @@ use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::draw::rejection::{DraftRow, Outcome, read, try_in_turn};
 use crate::ops::draw::request::Sampling;
-use crate::ops::draw::{Distribution, Purpose, Scale, first_largest, uniform};
+use crate::ops::draw::{Distribution, Purpose, Scale, first_largest, forbid, uniform};
 use crate::runtime::cpu::Cpu;
 use crate::with_float;
 
@@ -119,13 +119,25 @@ impl<'r, T: Token + TryFrom<i64> + Into<i64>> Walk<'r, T> {
             match &self.r.target {
                 Target::Tokens(tokens) => tokens.get([self.i, node]),
                 Target::Logits(logits) => {
-                    let best = with_float!(logits.dtype, L => largest::<L>(logits, self.i, node));
+                    let (at, tokens) = ([self.i, node], logits.dim(2));
+                    let is_allowed = |token: usize| !self.forbidden(depth).any(|stop| stop == token as i64);
+                    let best = with_float!(logits.dtype, L => largest(logits.row::<L, 2>(at), tokens, is_allowed));
                     self.token_or_none(best)
                 }
                 Target::Sampled(logits, choice, s) => return self.sample(logits, *choice, s, [node, depth], memory),
             }
         };
         (token, self.child_with(node, depth, token))
+    }
+
+    /// The stop tokens that a node of this depth cannot give.
+    ///
+    /// # Safety
+    /// As for [`Walk::new`].
+    unsafe fn forbidden(&self, depth: usize) -> impl Iterator<Item = i64> {
+        let end = self.r.end.as_ref();
+        // SAFETY: forwarded to the caller.
+        end.map(|end| unsafe { end.forbidden(self.i, depth) }).into_iter().flatten()
     }
 
     /// The token that a row gives, if any.
@@ -155,6 +167,7 @@ impl<'r, T: Token + TryFrom<i64> + Into<i64>> Walk<'r, T> {
         let (settings, (seed, position), all_numbers) = unsafe {
             let along = |node| [self.i, node];
             let all = with_float!(logits.dtype, L => read(logits.row::<L, 2>(along(node)), s.target_form, row));
+            forbid(row, s.target_form, self.forbidden(depth));
             (s.settings(self.i), s.noise(self.i), all)
         };
         self.status |= if all_numbers { 0 } else { VWD_SAMPLE_NAN };
@@ -225,18 +238,18 @@ unsafe fn end_walk<T: Token + Into<i64>>(r: &Request, end: &End, i: usize) {
     }
 }
 
-/// The largest logit of a node, of equal ones the lowest; none where no logit is a number above −∞.
+/// The largest logit of a row of so many tokens, of those that are allowed; of equal ones the lowest. None where no logit is a number
+/// above −∞.
 ///
 /// # Safety
-/// As for [`target`]; logits are of type `L`.
-unsafe fn largest<L: Float>(logits: &Tensor, i: usize, node: usize) -> Option<usize> {
-    let row = logits.row::<L, 2>([i, node]);
+/// The row is valid and has so many elements.
+unsafe fn largest<L: Float>(row: Along<L>, tokens: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
     let (mut best, mut at) = (f32::NEG_INFINITY, None);
-    for token in 0..logits.dim(2) {
-        // SAFETY: below V.
+    for token in 0..tokens {
+        // SAFETY: the row has as many.
         let logit = unsafe { row.get(token) }.to_f32();
         // NaN is not larger than anything.
-        if logit > best {
+        if logit > best && is_allowed(token) {
             (best, at) = (logit, Some(token));
         }
     }

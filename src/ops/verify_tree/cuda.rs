@@ -95,6 +95,7 @@ kernel_struct! {
     /// Mirrors LargestParams of kernels/verify_tree/params.cuh.
     struct LargestParams {
         logits: View<3>,
+        parents: View<2>,
         node_counts: View<1>,
         largest: *mut u64,
         nodes: Divisor,
@@ -103,6 +104,7 @@ kernel_struct! {
         slice: u32,
         dtype: u32,
         is_adjacent: u32,
+        end: EndParams,
     }
 }
 
@@ -279,6 +281,7 @@ fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut
     let slice = tokens.div_ceil(slices).next_multiple_of(8);
     let params = LargestParams {
         logits: View::new(logits, [0, 1, 2]),
+        parents: View::new(&r.parents, [0, 1]),
         node_counts: View::optional(&r.node_counts, |t| View::new(t, [0])),
         largest,
         nodes: Divisor::new(r.nodes() as u32),
@@ -287,6 +290,7 @@ fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut
         slice: slice as u32,
         dtype: element_code(logits.dtype),
         is_adjacent: has_aligned_rows(logits, 16) as u32,
+        end: EndParams::new(r.end.as_ref()),
     };
     let grid = Grid { ctas: ctas as u32, threads: LARGEST_THREADS, kind: Kind::Plain };
     let kernels: &Kernels = enqueue.kernels();

@@ -10,6 +10,8 @@
 //! - INDEPENDENT and DISTINCT try the children of v in turn (`draw::rejection`): one that is accepted gives a(v) and is the next node; else a(v)
 //!   is drawn, and the walk ends. A child's index among the random numbers of purpose ACCEPT is the number of its lower siblings. Children
 //!   whose tokens are none of the vocabulary are passed over. A node where M − 1 nodes are accepted tries none, and a(v) is drawn from p.
+//!
+//! Where depth(v) is below min_remaining, stop tokens are dropped from v's logits before all else.
 
 mod cpu;
 mod cuda;

@@ -1,13 +1,16 @@
-//! Requests of sampled walks through draft trees, and what they come to by the formulas.
+//! Requests of walks through draft trees whose tokens come from logits, and what they come to by the formulas.
 
+use super::ends::Ends;
 use crate::sampling::{
-    self, PLAIN, Settings, Turns, Unsure, any_settings, clean, distribution, drafted, likeliest, logits, uniform,
+    self, PLAIN, Settings, Turns, Unsure, any_settings, clean, distribution, drafted, forbid, likeliest, logits,
+    uniform,
 };
 use crate::support::trees::*;
 use crate::support::*;
 use vanward::abi::*;
 use vanward::capi::*;
 
+/// Rules that sample.
 pub const RULES: [u32; 3] = [VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT];
 
 /// Arguments of a call, as values.
@@ -29,6 +32,7 @@ pub struct Scene {
     pub settings: Vec<Settings>,
     pub seeds: Vec<i64>,
     pub positions: Vec<i64>,
+    pub ends: Option<Ends>,
 }
 
 #[derive(Debug, PartialEq, Clone)]
@@ -38,12 +42,16 @@ pub struct Results {
     pub next_token: Vec<i64>,
     pub committed: Array<i64>,
     pub status: Vec<i64>,
+    /// Nothing where the call has no ends.
+    pub committed_len: Vec<i64>,
+    pub finish: Vec<i64>,
 }
 
-/// What a request comes to by the formulas.
+/// What a walk comes to by the formulas, before anything is cut.
 #[derive(Debug)]
 pub struct Outcome {
     pub path: Vec<usize>,
+    /// A token for each node of the path, but for a last one that has none.
     pub committed: Vec<i64>,
     pub status: u32,
 }
@@ -78,6 +86,7 @@ impl Scene {
             settings: vec![PLAIN; batch],
             seeds: (0..batch as i64).collect(),
             positions: vec![100; batch],
+            ends: None,
         }
     }
 
@@ -107,11 +116,14 @@ impl Scene {
         let (accepted, path) = (poisoned(I32, &[batch]), poisoned(I32, &[batch, places]));
         let (next_token, committed) = (poisoned(token, &[batch]), poisoned(token, &[batch, places]));
         let status = poisoned(U32, &[batch]);
+        let cut = self.ends.as_ref().map(|_| (poisoned(I32, &[batch]), poisoned(U8, &[batch])));
+        let ends = self.ends.clone().unwrap_or_default().place(backend, layout);
         let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
         let temperature_last = self.settings.first().is_some_and(|s| s.temperature_last);
+        let samples = self.rule != VWD_WALK_GREEDY;
         let args = vwd_verify_tree_args {
             walk: self.rule,
-            flags: self.flags | if temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
+            flags: self.flags | if samples && temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
             tokens: tokens.c(),
             parents: parents.c(),
             node_counts: given(&counts),
@@ -129,22 +141,33 @@ impl Scene {
             min_p: min_p.c(),
             seeds: given(&seeds),
             positions: given(&positions),
+            stop: given(&ends.stop),
+            ignore_stop: given(&ends.ignore_stop),
+            remaining: given(&ends.remaining),
+            min_remaining: given(&ends.min_remaining),
+            committed_len: cut.as_ref().map_or(absent(), |(len, _)| len.c()),
+            finish: cut.as_ref().map_or(absent(), |(_, finish)| finish.c()),
             ..args()
         };
         // SAFETY: the tensors outlive the call.
         backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
         let inputs = [&tokens, &parents, &target, &temperature, &top_p];
         inputs.into_iter().chain(&rows).for_each(|t| t.assert_untouched("an input"));
-        for t in [&accepted, &path, &next_token, &committed, &status] {
+        let cuts = cut.iter().flat_map(|(len, finish)| [len, finish]);
+        for t in [&accepted, &path, &next_token, &committed, &status].into_iter().chain(cuts) {
             t.assert_written("an output", |_| true);
         }
         let word = |bytes: &Bytes| u32::from_le_bytes(bytes[..].try_into().unwrap()) as i64;
+        let (committed_len, finish) =
+            cut.map(|(len, finish)| (len.read_ints().data, finish.read_ints().data)).unwrap_or_default();
         Results {
             accepted: accepted.read_ints().data,
             path: path.read_ints(),
             next_token: next_token.read_ints().data,
             committed: committed.read_ints(),
             status: status.read_raw().data.iter().map(word).collect(),
+            committed_len,
+            finish,
         }
     }
 
@@ -155,6 +178,8 @@ impl Scene {
             [VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_DRAFT_PROBABILITIES].map(|flag| self.flags & flag != 0);
         let given = self.counts.as_ref().map_or(n as i64, |counts| counts[i]);
         let parents = &self.parents.row([i])[..given.clamp(0, n as i64) as usize];
+        let end = self.ends.as_ref().map(|ends| ends.of(i));
+        let is_greedy = self.rule == VWD_WALK_GREEDY || settings.is_greedy();
         let mut out = Outcome { path: vec![], committed: vec![], status: 0 };
         out.status |= if given > n as i64 { VWD_TREE_CLAMPED } else { 0 };
         out.status |= if is_broken(parents) { VWD_TREE_BROKEN_LINK } else { 0 };
@@ -162,18 +187,20 @@ impl Scene {
         while let Some(v) = node.take() {
             let depth = out.path.len();
             out.path.push(v);
-            let (row, saw) = clean(self.target.row([i, v]), of_target);
-            out.status |= if saw { VWD_SAMPLE_NAN } else { 0 };
-            let Some(p) = distribution(&row, of_target, if settings.is_greedy() { &PLAIN } else { settings })? else {
+            let (mut row, saw) = clean(self.target.row([i, v]), of_target);
+            out.status |= if saw && self.rule != VWD_WALK_GREEDY { VWD_SAMPLE_NAN } else { 0 };
+            if let Some(end) = end.as_ref().filter(|end| (depth as i64) < end.min_remaining) {
+                forbid(&mut row, &end.stop, of_target);
+            }
+            let Some(p) = distribution(&row, of_target, if is_greedy { &PLAIN } else { settings })? else {
                 out.status |= VWD_TREE_NO_TOKEN;
-                out.committed.push(-1);
                 break;
             };
             let children: Vec<usize> =
                 (v + 1..parents.len()).filter(|&c| depth + 1 < self.places && parents[c] == v as i64).collect();
             let u = |purpose, index| uniform(self.seeds[i], self.positions[i] + depth as i64, purpose, index);
-            let token = if settings.is_greedy() || self.rule == VWD_WALK_COUPLED {
-                let token = if settings.is_greedy() { likeliest(&row) } else { sampling::draw(&p, u(1, 0))? };
+            let token = if is_greedy || self.rule == VWD_WALK_COUPLED {
+                let token = if is_greedy { likeliest(&row) } else { sampling::draw(&p, u(1, 0))? };
                 node = children.into_iter().find(|&c| self.tokens[[i, c]] == token as i64);
                 token
             } else {
@@ -220,15 +247,104 @@ impl Scene {
             let what = format!("request {i}, rule {}, {:?}", self.rule, self.settings[i]);
             let mut path: Vec<i64> = expected.path.iter().map(|&node| node as i64).collect();
             let mut committed = expected.committed.clone();
-            let (accepted, next) = (path.len().max(1) as i64 - 1, committed.last().copied().unwrap_or(-1));
+            let walked = path.len().max(1) - 1;
+            if let Some(end) = self.ends.as_ref().map(|ends| ends.of(i)) {
+                let (n, finish) = end.cut(&committed);
+                committed.truncate(n);
+                path.truncate(if end.remaining.is_none_or(|most| most > 0) { walked.min(n) + 1 } else { 0 });
+                assert_eq!((found.committed_len[i], found.finish[i]), (n as i64, finish), "end of {what}");
+            }
+            let (accepted, next) = (walked.min(committed.len()), committed.get(walked).copied().unwrap_or(-1));
             path.resize(self.places, -1);
             committed.resize(self.places, -1);
             assert_eq!(found.path.row([i]), path, "path of {what}");
             assert_eq!(found.committed.row([i]), committed, "committed of {what}");
-            assert_eq!((found.accepted[i], found.next_token[i]), (accepted, next), "{what}");
+            assert_eq!((found.accepted[i], found.next_token[i]), (accepted as i64, next), "{what}");
             assert_eq!(found.status[i], expected.status as i64, "status of {what}");
         }
         sure
+    }
+
+    /// The same of trees that are chains, by `vwd_verify_sample`.
+    pub fn run_as_chain(&self, backend: &Backend) -> Results {
+        let (batch, nodes) = (self.batch(), self.nodes());
+        let plain = Layout::default();
+        let draft = Array::from_fn(&[batch, nodes - 1], |at| self.tokens[[at[0], at[1] + 1]]);
+        let place =
+            |dtype, values: &[i64]| Tensor::ints(backend, dtype, &Array::new(&[values.len()], values.to_vec()), &plain);
+        let floats = |of: fn(&Settings) -> f64| {
+            let values = Array::new(&[batch], self.settings.iter().map(of).collect());
+            Tensor::floats(backend, F32, &values, &plain)
+        };
+        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
+        let top_k = place(I32, &self.settings.iter().map(|s| s.top_k).collect::<Vec<_>>());
+        // The root is no draft.
+        let lens = self.counts.as_ref().map(|counts| counts.iter().map(|n| n - 1).collect::<Vec<_>>());
+        let lens = lens.map(|lens| place(I32, &lens));
+        let draft = Tensor::ints(backend, I32, &draft, &plain);
+        let target = Tensor::floats(backend, self.dtype, &self.target, &plain);
+        let rows = self.draft_rows.as_ref().map(|rows| {
+            let columns = rows.shape[2];
+            let values = Array::from_fn(&[batch, nodes - 1, columns], |at| rows[[at[0], at[1], at[2]]]);
+            Tensor::floats(backend, F32, &values, &plain)
+        });
+        let map = self.map.as_ref().map(|map| place(I32, map));
+        let (seeds, positions) = (place(I64, &self.seeds), place(I64, &self.positions));
+        let ends = self.ends.clone().unwrap_or_default().place(backend, |_| Layout::default());
+        let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &plain);
+        let [next_token, accepted, committed_len, status] = [(); 4].map(|()| out(I32, &[batch]));
+        let (committed, finish) = (out(I32, &[batch, nodes]), out(U8, &[batch]));
+        let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        let temperature_last = self.settings[0].temperature_last;
+        let args = vwd_verify_sample_args {
+            rule: match self.rule {
+                VWD_WALK_GREEDY => VWD_ACCEPT_GREEDY,
+                VWD_WALK_COUPLED => VWD_ACCEPT_COUPLED,
+                _ => VWD_ACCEPT_REJECTION,
+            },
+            flags: self.flags | if temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
+            draft: draft.c(),
+            draft_lens: given(&lens),
+            target: target.c(),
+            draft_rows: given(&rows),
+            draft_map: given(&map),
+            temperature: temperature.c(),
+            top_k: top_k.c(),
+            top_p: top_p.c(),
+            min_p: min_p.c(),
+            seeds: seeds.c(),
+            positions: positions.c(),
+            stop: given(&ends.stop),
+            ignore_stop: given(&ends.ignore_stop),
+            remaining: given(&ends.remaining),
+            min_remaining: given(&ends.min_remaining),
+            next_token: next_token.c(),
+            accepted: accepted.c(),
+            committed: committed.c(),
+            committed_len: committed_len.c(),
+            finish: finish.c(),
+            status: status.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
+        let accepted = accepted.read_ints().data;
+        let is_over = |i: usize| self.ends.as_ref().is_some_and(|ends| ends.of(i).remaining.is_some_and(|n| n <= 0));
+        let bits = |status: i64| match status & VWD_SAMPLE_NO_TOKEN as i64 {
+            0 => status,
+            bit => status - bit + VWD_TREE_NO_TOKEN as i64,
+        };
+        Results {
+            path: Array::from_fn(&[batch, nodes], |at| {
+                if at[1] as i64 <= accepted[at[0]] && !is_over(at[0]) { at[1] as i64 } else { -1 }
+            }),
+            accepted,
+            next_token: next_token.read_ints().data,
+            committed: committed.read_ints(),
+            status: status.read_ints().data.into_iter().map(bits).collect(),
+            committed_len: committed_len.read_ints().data,
+            finish: finish.read_ints().data,
+        }
     }
 
     /// Draws each child from its parent's row by `rng`, as the rule would have it; by COUPLED as one likes.
@@ -273,6 +389,7 @@ impl Scene {
             settings: vec![self.settings[i]],
             seeds: vec![self.seeds[i]],
             positions: vec![self.positions[i]],
+            ends: self.ends.as_ref().map(|ends| ends.select(&[i])),
             ..self.clone()
         }
     }
@@ -295,6 +412,7 @@ impl Scene {
             settings: vec![self.settings[0]; batch],
             seeds: (0..batch).map(|i| if by_seed { (first + i) as i64 } else { 42 }).collect(),
             positions: (0..batch).map(|i| if by_seed { 7 } else { ((first + i) * self.nodes()) as i64 }).collect(),
+            ends: self.ends.as_ref().map(|ends| ends.select(&vec![0; batch])),
             ..self.clone()
         }
     }
@@ -307,7 +425,8 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
     let columns = if rng.one_in(2) { vocabulary } else { rng.size(1..=vocabulary) };
     let has_rows = rng.one_in(2);
     let map = (has_rows && rng.one_in(2)).then(|| rng.subset(vocabulary, columns).iter().map(|&j| j as i64).collect());
-    let is_weights = [rng.one_in(4), rng.one_in(3)];
+    let rule = rng.pick(&[RULES[0], RULES[1], RULES[2], VWD_WALK_GREEDY]);
+    let is_weights = [rng.one_in(4), rng.one_in(3)].map(|is| is && rule != VWD_WALK_GREEDY);
     let weigh = |values: Array<f64>, dtype: DType, is: bool| match is {
         true => values.map(|&x| dtype.round((x / 2.0).exp())),
         false => values,
@@ -323,7 +442,7 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
     let draft_rows = has_rows.then(|| logits(rng, &[batch, nodes, columns], F32));
     let target = logits(rng, &[batch, nodes, vocabulary], dtype);
     let mut scene = Scene {
-        rule: rng.pick(&RULES),
+        rule,
         flags: is_weights[0] as u32 * VWD_SAMPLE_TARGET_PROBABILITIES
             + is_weights[1] as u32 * VWD_SAMPLE_DRAFT_PROBABILITIES,
         dtype,
@@ -337,9 +456,11 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
         settings: (0..batch).map(|_| any_settings(rng, temperature_last)).collect(),
         seeds: (0..batch).map(|_| rng.int(i64::MIN..=i64::MAX)).collect(),
         positions: (0..batch).map(|_| rng.int(0..=1 << 20)).collect(),
+        ends: None,
     };
     if !rng.one_in(4) {
         scene.draft(rng);
     }
+    scene.ends = rng.one_in(2).then(|| Ends::random(rng, &scene));
     scene
 }
