@@ -66,7 +66,8 @@ __device__ inline void join_kept(const RepairParams &r, const WorkItem &item, co
             sum = {sum.x * keep, sum.y * keep, sum.z * keep, sum.w * keep};
 #pragma unroll
             for (uint32 i = 0; i < AT_ONCE; i++) {
-                if (one_m[i] == minus_infinity()) continue;
+                // Where all scores are NaN, there is no maximum, and l is NaN.
+                if (one_m[i] == minus_infinity() && one_l[i] == one_l[i]) continue;
                 const float take = exp2_fast(one_m[i] - top);
                 l += one_l[i] * take;
                 sum = {fmaf(one[i].x, take, sum.x), fmaf(one[i].y, take, sum.y), fmaf(one[i].z, take, sum.z), fmaf(one[i].w, take, sum.w)};

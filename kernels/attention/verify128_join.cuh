@@ -99,8 +99,8 @@ struct JoinedFour {
         m = top;
 #pragma unroll
         for (uint32 i = 0; i < N; i++) {
-            // acc of a row that saw nothing is not used: it may hold NaN.
-            if (other_m[i] == minus_infinity()) continue;
+            // acc of a row that saw nothing is not used: it may hold NaN. Where all scores are NaN, there is no maximum either, and l is NaN.
+            if (other_m[i] == minus_infinity() && other_l[i] == other_l[i]) continue;
             const float take = exp2_fast(other_m[i] - top);
             add_scaled(other[i], take);
             l = fmaf(take, other_l[i], l);

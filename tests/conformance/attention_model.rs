@@ -60,6 +60,8 @@ pub struct Spec {
     pub scales: [Scales; 2],
     /// What no row sees is NaN, scales included.
     pub poisoned: bool,
+    /// Keys of some runs of tokens are NaN, all that a warp or a CTA attends to among them.
+    pub nan_keys: bool,
     /// Tensors lie where every kernel takes them: rows are whole, and begin on 16 bytes.
     pub aligned: bool,
     /// MLA: the values are the first channels of the keys.
@@ -93,6 +95,7 @@ impl Default for Spec {
             sinks: false,
             scales: [Scales::Absent; 2],
             poisoned: true,
+            nan_keys: false,
             aligned: false,
             latent: false,
             int4: false,
@@ -359,7 +362,23 @@ impl Model {
                 *page = rng.pick(&[-1, i32::MIN as i64, i32::MAX as i64, (pages + coded_pages) as i64]);
             }
         }
+        if model.spec.nan_keys {
+            model.spoil_keys(rng);
+        }
         model
+    }
+
+    /// Whole tiles of some heads, of a block or several.
+    fn spoil_keys(&mut self, rng: &mut Rng) {
+        for at in array::indices(&[self.spec.batch, self.spec.kv_heads]) {
+            let (i, g, len) = (at[0], at[1], self.len(at[0]));
+            let begin = rng.size(0..=len / 64) * 64;
+            let count = rng.pick(&[0, 64, 64, 64, 128, len]);
+            for t in begin..(begin + count).min(len) {
+                let Some([page, row, head]) = self.place(i, g, t) else { continue };
+                self.k[[page, row, head, t % self.spec.dim]] = f64::NAN;
+            }
+        }
     }
 
     /// [`TOLERANCE`], and what is added where queries are rounded to 16 bits of their largest number, so that codes are multiplied in whole
@@ -435,7 +454,7 @@ impl Model {
     }
 
     /// The tokens of some blocks that row `r` sees.
-    fn tokens(&self, i: usize, r: usize, blocks: &[i64]) -> Vec<usize> {
+    pub fn tokens(&self, i: usize, r: usize, blocks: &[i64]) -> Vec<usize> {
         let (size, len, rows) = (self.spec.block, self.len(i), self.rows(i));
         let blocks = blocks.iter().filter_map(|&id| usize::try_from(id).ok());
         let sees = |t: &usize| self.masks.sees([i, r, *t], len, rows, self.spec.window);
@@ -453,7 +472,7 @@ impl Model {
     }
 
     /// (page, row, head) of a token among those that are coded: `None` where it is not, `Some(None)` where no page holds it.
-    fn coded_place(&self, i: usize, g: usize, t: usize) -> Option<Option<[usize; 3]>> {
+    pub fn coded_place(&self, i: usize, g: usize, t: usize) -> Option<Option<[usize; 3]>> {
         let int4 = self.int4.as_ref()?;
         if !int4.in_slots {
             return int4.coded(i, self.len(i)).contains(&t).then(|| int4.place(i, g, t));
@@ -464,7 +483,7 @@ impl Model {
     }
 
     /// Key and value of a token; none where no page holds it.
-    fn token(&self, i: usize, g: usize, t: usize) -> Option<[Vec<f64>; 2]> {
+    pub fn token(&self, i: usize, g: usize, t: usize) -> Option<[Vec<f64>; 2]> {
         if let Some((int4, place)) = self.int4.as_ref().zip(self.coded_place(i, g, t)) {
             let [page, row, _] = place?;
             return if int4.in_slots { Some(int4.token_in_slot([page, row], g)) } else { int4.token(i, g, t) };
@@ -799,6 +818,11 @@ impl<'b> Results<'b> {
             }
             let want = model.expected(i, r, h, &blocks(i, r, h / spec.group));
             let place = format!("{at:?} of {spec:?}, lens {:?}, q_lens {:?}", model.lens, model.q_lens);
+            if want.l.is_nan() {
+                let is_spoiled = lse[at].is_nan() && l[at].is_nan() && out.row(at).iter().all(|x| x.is_nan());
+                assert!(is_spoiled || spec.sinks && model.sinks[h] == f64::INFINITY, "no NaN at {place}");
+                continue;
+            }
             let rows = if spec.sinks { want.out_beside(model.sinks[h]) } else { want.out() };
             for (d, (&found, want)) in out.row(at).iter().zip(rows).enumerate() {
                 close(found, want, of_acc + spec.q_type.rounding(want), &format!("out[{d}] at {place}"));

@@ -30,13 +30,15 @@ pub const CASES: &[Case] = cases![
     repair_by_one_launch_agrees_with_the_formula,
     repair_by_two_launches_agrees_with_the_formula,
     partials_of_more_blocks_than_a_list_has_are_one_state,
+    keys_that_are_nan_spoil_the_rows_that_see_them,
+    repair_keeps_what_keys_that_are_nan_spoil,
     rows_past_q_lens_are_zero_where_tokens_are_nan,
     tokens_of_a_tree_that_no_row_sees_may_be_nan,
 ];
 
-const ANY: RangeInclusive<u32> = 0..=u32::MAX;
-const HOPPER_AND_LATER: RangeInclusive<u32> = 90..=u32::MAX;
-const HOPPER: RangeInclusive<u32> = 90..=90;
+pub const ANY: RangeInclusive<u32> = 0..=u32::MAX;
+pub const HOPPER_AND_LATER: RangeInclusive<u32> = 90..=u32::MAX;
+pub const HOPPER: RangeInclusive<u32> = 90..=90;
 
 /// Attention, and where partials fit the variant, partials, over `count` specs that it takes.
 fn attend(
@@ -153,7 +155,7 @@ fn attention_by_verify128_short_agrees_with_the_formula(backend: &Backend) {
 }
 
 /// Heads of 128 channels in whole tiles, of which some tokens are coded.
-fn in_int4(rng: &mut Rng) -> Spec {
+pub fn in_int4(rng: &mut Rng) -> Spec {
     let block: usize = rng.pick(&[16, 32, 48, 64, 64, 128]);
     let page: usize = rng.pick(&[block, 2 * block, 16, 64]);
     let page = if block.is_multiple_of(page) || page.is_multiple_of(block) { page } else { block };
@@ -191,7 +193,7 @@ fn in_int4(rng: &mut Rng) -> Spec {
 }
 
 /// The same, with slots that name blocks of both kinds.
-fn in_int4_slots(rng: &mut Rng) -> Spec {
+pub fn in_int4_slots(rng: &mut Rng) -> Spec {
     let spec = in_int4(rng);
     let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
     Spec { slots: true, page: spec.block, lists, ..spec }
@@ -219,7 +221,7 @@ fn attention_by_int4_128_caps_the_scores_of_tokens_alone(backend: &Backend) {
 }
 
 /// As many rows as a verification of drafts has, chains and trees, of each type of queries that is taken.
-fn int4_drafts(rng: &mut Rng) -> Spec {
+pub fn int4_drafts(rng: &mut Rng) -> Spec {
     let spec = in_int4(rng);
     let q_type = if rng.one_in(4) { F32 } else { spec.q_type };
     let positions = rng.pick(&[1, 5, 9, 16, 17, 40]);
@@ -381,6 +383,44 @@ fn partials_of_more_blocks_than_a_list_has_are_one_state(backend: &Backend) {
         // A block that is longer than any sequence.
         let block = 4096;
         partials_agree(backend, rng, Spec { aligned: true, block, lists: Lists::Shared, ..spec }, group);
+    }
+}
+
+/// Some runs of keys are NaN, of few heads.
+fn with_nan_keys(spec: Spec) -> Spec {
+    let (batch, kv_heads) = (spec.batch.min(2), spec.kv_heads.min(2));
+    Spec { nan_keys: true, slots: false, window: 0, batch, kv_heads, most: 400, ..spec }
+}
+
+type SpecOf = fn(&mut Rng) -> Spec;
+
+/// Where a warp, a CTA or a chunk has such keys alone, there is no maximum to say that it has any.
+fn keys_that_are_nan_spoil_the_rows_that_see_them(backend: &Backend) {
+    let variants: [(&str, RangeInclusive<u32>, SpecOf); 7] = [
+        ("decode128", HOPPER_AND_LATER, in_whole_tiles),
+        ("verify128", HOPPER, drafts),
+        ("verify128_short", HOPPER, drafts),
+        ("mla16", HOPPER_AND_LATER, |rng| latents(rng, &[16])),
+        ("mla64", HOPPER, |rng| latents(rng, &[16])),
+        ("mma", ANY, in_whole_tiles),
+        ("general", ANY, in_whole_tiles),
+    ];
+    for (variant, capabilities, spec) in variants {
+        attend(backend, variant, capabilities, 3, |rng| with_nan_keys(spec(rng)), false);
+    }
+}
+
+/// The same where a kept state is of such keys alone.
+fn repair_keeps_what_keys_that_are_nan_spoil(backend: &Backend) {
+    let variants: [(&str, RangeInclusive<u32>, SpecOf); 4] = [
+        ("decode128", HOPPER_AND_LATER, few_rows),
+        ("verify128", HOPPER, drafts),
+        ("one_launch", HOPPER_AND_LATER, few_rows),
+        ("two_launches", ANY, few_rows),
+    ];
+    for (variant, capabilities, spec) in variants {
+        let in_blocks = |rng: &mut Rng| Spec { page: 64, block: 64, ..with_nan_keys(spec(rng)) };
+        repair(backend, variant, capabilities, 1, 6, in_blocks);
     }
 }
 
