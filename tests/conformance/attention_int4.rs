@@ -42,12 +42,12 @@ fn plain(rng: &mut Rng) -> Spec {
 }
 
 /// Lists that say where their entries lie, exact or coded.
-fn in_slots(spec: Spec) -> Spec {
+pub fn in_slots(spec: Spec) -> Spec {
     let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
     Spec { slots: true, page: spec.block, lists, ..spec }
 }
 
-fn with_options(rng: &mut Rng) -> Spec {
+pub fn with_options(rng: &mut Rng) -> Spec {
     let mut spec = plain(rng);
     if rng.one_in(2) {
         spec = spec.with_positions(rng);

@@ -14,6 +14,7 @@ macro_rules! cases {
 mod attention;
 mod attention_edges;
 mod attention_int4;
+mod attention_int4_scales;
 mod attention_model;
 mod attention_rows;
 mod attention_tree;
@@ -95,6 +96,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_edges::CASES, on: On::Both },
     Family { cases: attention_edges::ON_THE_CPU, on: On::Cpu },
     Family { cases: attention_int4::CASES, on: On::Both },
+    Family { cases: attention_int4_scales::CASES, on: On::Both },
+    Family { cases: attention_int4_scales::VARIANTS, on: On::Cuda },
     Family { cases: gather::CASES, on: On::Both },
     Family { cases: gather::ON_THE_CPU, on: On::Cpu },
     Family { cases: quantize::CASES, on: On::Both },
