@@ -1,4 +1,4 @@
-//! Attention in graphs over tokens of which ever more are coded in INT4.
+//! Attention over tokens in INT4: in graphs, as ever more are coded, and of long sequences.
 
 use crate::Case;
 use crate::attention::{Layer, List, PAGE, REPLAYS, Shape, attend};
@@ -12,6 +12,7 @@ pub const CASES: &[Case] = &[
         "attention_over_int4_follows_what_the_kernel_ahead_writes",
         attention_over_int4_follows_what_the_kernel_ahead_writes,
     ),
+    ("attention_over_int4_of_many_tokens_agrees_with_the_cpu", attention_over_int4_of_many_tokens_agrees_with_the_cpu),
 ];
 
 /// One for each kernel: up to four, eight and sixteen rows, and any. The first has more lists than an H200 has multiprocessors.
@@ -200,5 +201,121 @@ fn attention_over_int4_follows_what_the_kernel_ahead_writes(backend: &Backend) {
                 }
             }
         });
+    }
+}
+
+/// A long sequence. The first block and the last 128 tokens are exact; the cache has no other pages.
+struct Long<'b> {
+    coded: Coded<'b>,
+    k: Tensor<'b>,
+    v: Tensor<'b>,
+    table: Tensor<'b>,
+    lens: Tensor<'b>,
+}
+
+impl<'b> Long<'b> {
+    const HEADS: [usize; 2] = [2, 4];
+    const DIM: usize = 128;
+    const BLOCK: usize = 64;
+
+    fn new(backend: &'b Backend, tokens: usize) -> Long<'b> {
+        let (rng, plain, [kv_heads, group]) = (&mut Rng::new(tokens as u64), Layout::default(), Self::HEADS);
+        let blocks = tokens / Self::BLOCK;
+        let shape = Shape { batch: 1, kv_heads, group, dim: Self::DIM, blocks, block: Self::BLOCK };
+        let [pages, mean_pages] = Coded::pages(shape);
+        let of_page = [pages, OF_PAGE * Self::BLOCK, kv_heads];
+        let codes = [(); 2].map(|()| {
+            let bytes = rng.bytes(of_page.iter().product::<usize>() * Self::DIM / 2);
+            Tensor::raw(backend, U8, &[&of_page[..], &[Self::DIM / 2]].concat(), &bytes, &plain)
+        });
+        let scales = [(); 2].map(|()| {
+            // From .06 to .34.
+            let bytes = rng.bytes(of_page.iter().product()).into_iter().map(|byte| 0x18 + byte % 20);
+            Tensor::raw(backend, F8E4M3, &of_page, &bytes.collect::<Vec<u8>>(), &plain)
+        });
+        let means = rng.normals(&[mean_pages, OF_MEAN_PAGE, kv_heads, Self::DIM]);
+        let weights = Array::from_fn(&[kv_heads, Self::DIM], |_| 0.5 + rng.unit());
+        let column = |number: usize| Tensor::ints(backend, I32, &Array::filled(&[1], number as i64), &plain);
+        let tables = [pages, mean_pages].map(|pages| {
+            let mut order: Vec<i64> = (0..pages as i64).collect();
+            rng.shuffle(&mut order);
+            Tensor::ints(backend, I32, &Array::new(&[1, pages], order), &plain)
+        });
+        let coded = Coded {
+            shape,
+            codes,
+            scales,
+            means: Tensor::floats(backend, BF16, &means, &plain),
+            weights: Tensor::floats(backend, F32, &weights, &plain),
+            // Blocks are coded as a whole.
+            lens: column(tokens - 2 * Self::BLOCK + 40),
+            tables,
+        };
+        let mut floats = || Tensor::floats(backend, BF16, &rng.normals(&[4, Self::BLOCK, kv_heads, Self::DIM]), &plain);
+        let page = |at: &[usize]| match at[1] {
+            0 => 2,
+            n if n + 2 >= blocks => (n + 2 - blocks) as i64,
+            _ => -1,
+        };
+        Long {
+            coded,
+            k: floats(),
+            v: floats(),
+            table: Tensor::ints(backend, I32, &Array::from_fn(&[1, blocks], page), &plain),
+            lens: column(tokens),
+        }
+    }
+
+    /// out and lse of these queries, [1, positions, Hq, D].
+    fn attend(&self, backend: &Backend, q: &Array<f64>, scale: f32) -> [Array<f64>; 2] {
+        let plain = Layout::default();
+        let q_tensor = Tensor::floats(backend, BF16, q, &plain);
+        let out = Tensor::poisoned(backend, BF16, &q.shape, &plain);
+        let lse = Tensor::poisoned(backend, F32, &q.shape[..3], &plain);
+        let kv = vwd_paged_kv {
+            k: self.k.c(),
+            v: self.v.c(),
+            page_table: self.table.c(),
+            seq_lens: self.lens.c(),
+            int4: kept(self.coded.c()),
+            ..args()
+        };
+        let call = vwd_attention_args { scale, q: q_tensor.c(), kv: kept(kv), out: out.c(), lse: lse.c(), ..args() };
+        attend(backend, &call);
+        backend.finish(VWD_OK);
+        [out.read_floats(), lse.read_floats()]
+    }
+}
+
+/// All tokens of a sequence for one position, and for nine, as a verification of eight drafts has them. At the larger scale few tokens have most of
+/// a row's weight, each row its own ones; at the smaller one all have some, and lse tells of any that are left out.
+fn attention_over_int4_of_many_tokens_agrees_with_the_cpu(backend: &Backend) {
+    let is_emulated = backend.times(1000) < 1000;
+    let tokens = if is_emulated { 8192 } else { 131_072 };
+    let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get() as u32);
+    let cpu = Backend::cpu(threads);
+    let there = Long::new(&cpu, tokens);
+    for (variant, capabilities, positions) in [("int4_128", 90..=u32::MAX, 1), ("int4_verify128", 90..=90, 9)] {
+        let forced = format!("attention={variant}");
+        let Some(backend) = backend.forcing(&forced, capabilities) else { continue };
+        let here = Long::new(&backend, tokens);
+        let heads: usize = Long::HEADS.iter().product();
+        let q = Rng::new(positions as u64).normals(&[1, positions, heads, Long::DIM]).map(|&x| BF16.round(x));
+        for scale in [0.09, 0.35] {
+            let [[out, lse], [want_out, want_lse]] = [here.attend(&backend, &q, scale), there.attend(&cpu, &q, scale)];
+            // What a score is off by, the root of the squares' sum: the turned query is rounded to float16, weights are below 1.5,
+            // scales below .35 and codes up to 7.5. A query of 128 channels is shorter than 15.
+            let of_score = f64::from(scale) * 15.0 * 1.5 * 0.35 * 7.5 * F16.rounding(1.0);
+            let check = |name: &str, found: &Array<f64>, want: &Array<f64>, tolerance: f64| {
+                for (n, (&x, &y)) in found.data.iter().zip(&want.data).enumerate() {
+                    let is_close = (x - y).abs() <= tolerance + 2.0 * BF16.rounding(y);
+                    assert!(is_close, "{name}[{n}] of {positions} positions, scale {scale}: {x}, on the CPU {y}");
+                }
+            };
+            // Values are a few units.
+            check("out", &out, &want_out, 4.0 * of_score);
+            check("lse", &lse, &want_lse, of_score);
+        }
+        backend.assert_ran(&forced);
     }
 }
