@@ -33,6 +33,7 @@ mod predictor;
 mod quantize;
 mod remainder;
 mod sample;
+mod sample_draws;
 mod sample_variants;
 mod sampling;
 mod select;
@@ -71,6 +72,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: verify::ON_THE_CPU, on: On::Cpu },
     Family { cases: verify_end::CASES, on: On::Both },
     Family { cases: sample::CASES, on: On::Both },
+    Family { cases: sample_draws::CASES, on: On::Both },
+    Family { cases: sample_draws::VARIANTS, on: On::Cuda },
     Family { cases: sample_variants::CASES, on: On::Cuda },
     Family { cases: tree::CASES, on: On::Both },
     Family { cases: tree_end::CASES, on: On::Both },

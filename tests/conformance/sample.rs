@@ -2,15 +2,13 @@
 
 use crate::Case;
 use crate::sampling::{self, Outcome, PLAIN, Settings, Unsure, Walk};
-use crate::sampling::{any_settings, assert_drawn_from, distribution, logits, uniform};
+use crate::sampling::{any_settings, distribution, logits, uniform};
 use crate::support::*;
 use vanward::abi::*;
 use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     sample_agrees_with_the_formula,
-    sample_draws_each_token_as_often_as_it_is_likely,
-    sample_draws_positions_independently,
     sample_commits_the_same_text_whatever_was_drafted,
     sample_of_a_request_depends_on_no_other,
     sample_commits_the_same_tokens_as_on_the_cpu,
@@ -26,12 +24,12 @@ pub const CASES: &[Case] = cases![
 /// Arguments of a call, as values.
 #[derive(Clone)]
 pub struct Scene {
-    rule: u32,
-    flags: u32,
+    pub rule: u32,
+    pub flags: u32,
     pub dtype: DType,
     /// [B, γ]
-    draft: Array<i64>,
-    lens: Option<Vec<i64>>,
+    pub draft: Array<i64>,
+    pub lens: Option<Vec<i64>>,
     /// [B, γ+1, V], of numbers of the dtype
     pub target: Array<f64>,
     /// Unused numbers after each of its rows, where layouts are not random.
@@ -41,22 +39,22 @@ pub struct Scene {
     pub begin: Option<Vec<i64>>,
     /// [B, γ, Vd]
     pub draft_rows: Option<Array<f64>>,
-    map: Option<Vec<i64>>,
-    settings: Vec<Settings>,
-    seeds: Vec<i64>,
-    positions: Vec<i64>,
+    pub map: Option<Vec<i64>>,
+    pub settings: Vec<Settings>,
+    pub seeds: Vec<i64>,
+    pub positions: Vec<i64>,
     /// [B, S]
-    stop: Option<Array<i64>>,
-    ignore_stop: Option<Vec<i64>>,
-    remaining: Option<Vec<i64>>,
-    min_remaining: Option<Vec<i64>>,
+    pub stop: Option<Array<i64>>,
+    pub ignore_stop: Option<Vec<i64>>,
+    pub remaining: Option<Vec<i64>>,
+    pub min_remaining: Option<Vec<i64>>,
 }
 
 #[derive(Debug, PartialEq, Clone)]
 pub struct Results {
     next_token: Vec<i64>,
     accepted: Vec<i64>,
-    committed: Array<i64>,
+    pub committed: Array<i64>,
     committed_len: Vec<i64>,
     finish: Vec<i64>,
     status: Vec<i64>,
@@ -79,7 +77,7 @@ fn column(values: &[i64]) -> Array<i64> {
 
 impl Scene {
     /// Plain sampling of these rows, [B, V].
-    fn plain(dtype: DType, rows: Array<f64>) -> Scene {
+    pub fn plain(dtype: DType, rows: Array<f64>) -> Scene {
         let [batch, tokens] = rows.shape[..] else { panic!("rows of one each") };
         Scene {
             rule: VWD_ACCEPT_AUTO,
@@ -103,15 +101,15 @@ impl Scene {
         }
     }
 
-    fn batch(&self) -> usize {
+    pub fn batch(&self) -> usize {
         self.draft.shape[0]
     }
 
-    fn gamma(&self) -> usize {
+    pub fn gamma(&self) -> usize {
         self.draft.shape[1]
     }
 
-    fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.target.shape[2]
     }
 
@@ -189,7 +187,22 @@ impl Scene {
         for (name, t) in [("draft", &draft), ("target", &target), ("temperature", &temperature)] {
             t.assert_untouched(name);
         }
-        top_p.iter().for_each(|t| t.assert_untouched("top_p"));
+        let optional = [
+            ("draft_lens", &lens),
+            ("target_begin", &begin),
+            ("draft_rows", &rows),
+            ("draft_map", &map),
+            ("top_k", &top_k),
+            ("top_p", &top_p),
+            ("min_p", &min_p),
+            ("seeds", &seeds),
+            ("positions", &positions),
+            ("stop", &stop),
+            ("ignore_stop", &ignored),
+            ("remaining", &remaining),
+            ("min_remaining", &least),
+        ];
+        optional.iter().for_each(|(name, t)| t.iter().for_each(|t| t.assert_untouched(name)));
         let outputs = [&next_token, &accepted, &committed, &committed_len, &finish, &status, &logprobs];
         let written = if self.wants_logprobs { &outputs[..] } else { &outputs[..6] };
         written.iter().for_each(|t| t.assert_written("an output", |_| true));
@@ -391,134 +404,8 @@ fn sample_takes_large_vocabularies(backend: &Backend) {
     assert!(sure * 2 >= all, "the formulas are sure of {sure} of {all} requests");
 }
 
-fn is_emulated(backend: &Backend) -> bool {
+pub fn is_emulated(backend: &Backend) -> bool {
     backend.times(1000) < 1000
-}
-
-/// 10^6 where VANWARD_DRAWS says so.
-fn draws(backend: &Backend) -> usize {
-    let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
-    given.unwrap_or(if is_emulated(backend) { 100 } else { 40_000 })
-}
-
-/// Counts of the first committed tokens of `draws` requests that share rows.
-fn count(backend: &Backend, scene: &Scene, draws: usize, mut draft: impl FnMut() -> Vec<i64>) -> Vec<Vec<i64>> {
-    const AT_ONCE: usize = 1000;
-    let (gamma, tokens) = (scene.gamma(), scene.tokens());
-    let mut all = vec![];
-    for first in (0..draws).step_by(AT_ONCE) {
-        let batch = AT_ONCE.min(draws - first);
-        let repeat = |rows: &Array<f64>| {
-            let data = (0..batch).flat_map(|_| rows.data.clone()).collect();
-            Array::new(&[&[batch], &rows.shape[1..]].concat(), data)
-        };
-        let many = Scene {
-            draft: Array::new(&[batch, gamma], (0..batch).flat_map(|_| draft()).collect()),
-            target: repeat(&Array::new(&[1, gamma + 1, tokens], scene.target.data.clone())),
-            draft_rows: scene.draft_rows.as_ref().map(repeat),
-            settings: vec![scene.settings[0]; batch],
-            // The same seed at every position, or a seed for each request.
-            seeds: (0..batch).map(|i| if first % 2000 == 0 { 42 } else { (first + i) as i64 }).collect(),
-            positions: (0..batch)
-                .map(|i| if first % 2000 == 0 { (first + i) as i64 * (gamma as i64 + 1) } else { 7 })
-                .collect(),
-            ..scene.clone()
-        };
-        let found = many.run(backend, None);
-        all.extend((0..batch).map(|i| found.committed.row([i]).to_vec()));
-    }
-    all
-}
-
-fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
-    let mut counts = vec![0; tokens];
-    drawn.for_each(|token| counts[token as usize] += 1);
-    counts
-}
-
-fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
-    let draws = draws(backend);
-    rounds(1, |rng| {
-        let likely: Vec<f64> =
-            (0..9).map(|j| [2.0, 1.0, 1.0, 0.0, -1.0, 3.0, -2.0, 0.5, f64::NEG_INFINITY][j]).collect();
-        let elsewhere: Vec<f64> = (0..9).map(|j| if j < 4 { -30.0 } else { 0.3 * j as f64 }).collect();
-        let one_hot: Vec<f64> = (0..9).map(|j| if j == 4 { 0.0 } else { f64::NEG_INFINITY }).collect();
-        let two = vec![0.3, -0.4];
-        let long: Vec<f64> = (0..4500).map(|j| if j % 300 == 0 { (j % 7) as f64 } else { -9.0 }).collect();
-        let last = Settings { temperature: 2.0, temperature_last: true, top_p: 0.8, ..PLAIN };
-        let filters = [
-            PLAIN,
-            Settings { temperature: 0.6, ..PLAIN },
-            Settings { top_k: 3, ..PLAIN },
-            Settings { top_p: 0.7, ..PLAIN },
-            Settings { min_p: 0.2, temperature: 1.7, ..PLAIN },
-            last,
-        ];
-        // Plain sampling.
-        for (row, settings) in
-            filters.map(|s| (&likely, s)).into_iter().chain([(&two, PLAIN), (&one_hot, PLAIN), (&long, PLAIN)])
-        {
-            let mut scene = Scene::plain(F32, Array::new(&[1, row.len()], row.clone()));
-            scene.settings = vec![settings];
-            let all = count(backend, &scene, if row.len() > 99 { draws / 10 } else { draws }, Vec::new);
-            let p = distribution(row, false, &settings).ok().flatten().expect("sure");
-            assert_drawn_from(&frequencies(row.len(), all.iter().map(|c| c[0])), &p, &format!("{settings:?}"));
-        }
-        // Verification, of drafts drawn from q by other random numbers.
-        let no_rows: [(&Vec<f64>, &Vec<f64>); 3] = [(&likely, &likely), (&likely, &elsewhere), (&likely, &one_hot)];
-        for (target, draft) in no_rows {
-            for (rule, has_rows) in
-                [(VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, false), (VWD_ACCEPT_REJECTION, true)]
-            {
-                for settings in [PLAIN, filters[3]] {
-                    let mut scene = Scene::plain(F32, Array::new(&[1, 9], target.clone()));
-                    let q = distribution(draft, false, &settings).ok().flatten().expect("sure");
-                    scene.rule = rule;
-                    scene.settings = vec![settings];
-                    scene.draft = Array::new(&[1, 1], vec![0]);
-                    scene.target = Array::new(&[1, 2, 9], [target.clone(), target.clone()].concat());
-                    scene.draft_rows = has_rows.then(|| Array::new(&[1, 1, 9], draft.clone()));
-                    let all =
-                        count(backend, &scene, draws, || vec![sampling::draw(&q, rng.unit()).map_or(4, |j| j as i64)]);
-                    let p = distribution(target, false, &settings).ok().flatten().expect("sure");
-                    let what = format!("rule {rule}, rows {has_rows}, {settings:?}");
-                    assert_drawn_from(&frequencies(9, all.iter().map(|c| c[0])), &p, &what);
-                }
-            }
-        }
-    });
-}
-
-/// One random number must not decide at two positions, or twice at one.
-fn sample_draws_positions_independently(backend: &Backend) {
-    let draws = draws(backend);
-    rounds(1, |rng| {
-        let rows = [[0.5, 0.0, -0.4], [0.0, 0.7, 0.1], [0.2, 0.2, 0.9]];
-        let q = [0.4, 0.3, 0.3];
-        for (rule, has_rows) in
-            [(VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, false), (VWD_ACCEPT_REJECTION, true)]
-        {
-            let mut scene = Scene::plain(F32, Array::new(&[1, 3], rows[0].to_vec()));
-            scene.rule = rule;
-            scene.draft = Array::filled(&[1, 2], 0);
-            scene.target = Array::new(&[1, 3, 3], rows.concat());
-            scene.flags = VWD_SAMPLE_DRAFT_PROBABILITIES;
-            scene.draft_rows = has_rows.then(|| Array::new(&[1, 2, 3], [q, q].concat()));
-            let mut token = || sampling::draw(&q, rng.unit()).map_or(0, |j| j as i64);
-            let all = count(backend, &scene, draws, || vec![token(), token()]);
-            let p = rows.map(|row| distribution(&row, false, &PLAIN).ok().flatten().expect("sure"));
-            for r in 1..3 {
-                for before in 0..3 {
-                    let here = all.iter().filter(|c| c[r] >= 0 && c[r - 1] == before).map(|c| c[r]);
-                    assert_drawn_from(
-                        &frequencies(3, here),
-                        &p[r],
-                        &format!("rule {rule}, position {r} after {before}"),
-                    );
-                }
-            }
-        }
-    });
 }
 
 /// By COUPLED and greedily, a text is the same in steps of one token and of many.
@@ -570,29 +457,38 @@ fn sample_of_a_request_depends_on_no_other(backend: &Backend) {
     rounds(6, |rng| {
         let tokens = rng.pick(&[9, 300]);
         let scene = random(rng, 5, 3, tokens);
-        let all = scene.run(backend, None);
-        for i in 0..5 {
-            let one = |values: &Option<Vec<i64>>| values.as_ref().map(|values| vec![values[i]]);
-            let alone = Scene {
-                draft: Array::new(&[1, 3], scene.draft.row([i]).to_vec()),
-                lens: one(&scene.lens),
-                target: Array::new(&[1, 4, tokens], scene.target.row([i]).to_vec()),
-                draft_rows: scene.draft_rows.as_ref().map(|t| Array::new(&[1, 3, t.shape[2]], t.row([i]).to_vec())),
-                settings: vec![scene.settings[i]],
-                seeds: vec![scene.seeds[i]],
-                positions: vec![scene.positions[i]],
-                stop: scene.stop.as_ref().map(|stop| Array::new(&[1, 3], stop.row([i]).to_vec())),
-                ignore_stop: one(&scene.ignore_stop),
-                remaining: one(&scene.remaining),
-                min_remaining: one(&scene.min_remaining),
-                ..scene.clone()
-            };
-            let found = alone.run(backend, None);
-            assert_eq!(found.committed.data, all.committed.row([i]), "request {i}");
-            assert_eq!(found.logprobs.data, all.logprobs.row([i]), "request {i}");
-            assert_eq!((found.status[0], found.finish[0]), (all.status[i], all.finish[i]), "request {i}");
-        }
+        depends_on_no_other(backend, &scene, &[0, 1, 2, 3, 4]);
     });
+}
+
+/// Each of some requests, alone, has the bits that it has among all.
+pub fn depends_on_no_other(backend: &Backend, scene: &Scene, requests: &[usize]) {
+    let [batch, rows, tokens] = scene.target.shape[..] else { panic!("[B, γ+1, V]") };
+    let all = scene.run(backend, None);
+    for &i in requests {
+        let one = |values: &Option<Vec<i64>>| values.as_ref().map(|values| vec![values[i]]);
+        let row = |of: &Array<i64>| Array::new(&[1, of.shape[1]], of.row([i]).to_vec());
+        let draft_rows = |t: &Array<f64>| Array::new(&[1, t.shape[1], t.shape[2]], t.row([i]).to_vec());
+        let alone = Scene {
+            draft: row(&scene.draft),
+            lens: one(&scene.lens),
+            target: Array::new(&[1, rows, tokens], scene.target.row([i]).to_vec()),
+            draft_rows: scene.draft_rows.as_ref().map(draft_rows),
+            settings: vec![scene.settings[i]],
+            seeds: vec![scene.seeds[i]],
+            positions: vec![scene.positions[i]],
+            stop: scene.stop.as_ref().map(row),
+            ignore_stop: one(&scene.ignore_stop),
+            remaining: one(&scene.remaining),
+            min_remaining: one(&scene.min_remaining),
+            ..scene.clone()
+        };
+        let (found, what) = (alone.run(backend, None), format!("request {i} of {batch}"));
+        assert_eq!(found.committed.data, all.committed.row([i]), "{what}");
+        assert_eq!(found.logprobs.data, all.logprobs.row([i]), "{what}");
+        assert_eq!((found.status[0], found.finish[0]), (all.status[i], all.finish[i]), "{what}");
+        assert_eq!((found.accepted[0], found.next_token[0]), (all.accepted[i], all.next_token[i]), "{what}");
+    }
 }
 
 /// To the bit, margins or not.

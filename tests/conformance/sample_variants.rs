@@ -1,10 +1,16 @@
 //! vwd_verify_sample by each of its variants, forced: the same tokens as on the CPU, to the bit.
 
 use crate::Case;
-use crate::sample::{Scene, random, random_plain};
+use crate::sample::{Scene, depends_on_no_other, is_emulated, random, random_plain};
+use crate::sampling::PLAIN;
 use crate::support::*;
+use vanward::abi::*;
 
-pub const CASES: &[Case] = cases![sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu];
+pub const CASES: &[Case] = cases![
+    sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu,
+    sample_of_a_request_depends_on_no_other_by_each_variant,
+    sample_of_a_request_depends_on_no_other_among_many,
+];
 
 fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
@@ -20,20 +26,55 @@ fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backen
     }
 }
 
+/// Without log-probabilities, whose kernels are others: rows of several segments, and requests of several rows.
+fn sample_of_a_request_depends_on_no_other_by_each_variant(backend: &Backend) {
+    let variants =
+        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
+    for (variant, capabilities) in variants {
+        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+        rounds(4, |rng| {
+            let tokens = rng.pick(&[304, 8200, 20_008]);
+            let scene = match variant == "sample=cluster" || rng.one_in(2) {
+                true => random_plain(rng, 5, 3, tokens),
+                false => Scene { wants_logprobs: false, ..random_in_whole_words(rng, 5, 3, tokens) },
+            };
+            depends_on_no_other(&forced, &scene, &[0, 1, 2, 3, 4]);
+        });
+        forced.assert_ran(variant);
+    }
+}
+
+/// As many rows as a GPU has streamed; of one request alone they are so few that a cluster takes each.
+fn sample_of_a_request_depends_on_no_other_among_many(backend: &Backend) {
+    let (batch, tokens) = if is_emulated(backend) { (7, 4104) } else { (240, 8192) };
+    rounds(1, |rng| {
+        let scene = random_plain(rng, batch, 3, tokens);
+        let target = scene.target.map(|&x| BF16.round(x));
+        let scene =
+            Scene { rule: VWD_ACCEPT_COUPLED, dtype: BF16, target, settings: vec![PLAIN; batch], lens: None, ..scene };
+        depends_on_no_other(backend, &scene, &[0, batch / 2, batch - 1]);
+    });
+}
+
 /// Anything at random whose rows lie as bulk copies need them: a segment or several, the last one of any length; some with numbers that
 /// are none, and rows that nothing can be drawn from.
 fn aligned(rng: &mut Rng) -> Scene {
     let (batch, gamma) = (rng.size(1..=5), rng.pick(&[0, 1, 4]));
     let is_flat = rng.one_in(3);
     let tokens = if is_flat { rng.pick(&[1, 7, 4097, 5003]) } else { rng.pick(&[8, 256, 4096, 4104, 12_296]) };
-    let mut scene = loop {
+    let mut scene = random_in_whole_words(rng, batch, gamma, tokens);
+    scene.wants_logprobs = rng.one_in(2);
+    hostile(rng, scene, is_flat)
+}
+
+/// Anything at random whose rows of drafts, if there are any, begin and end on 16 bytes.
+fn random_in_whole_words(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
+    loop {
         let scene = random(rng, batch, gamma, tokens);
         if scene.draft_rows.as_ref().is_none_or(|rows| rows.shape[2].is_multiple_of(4)) {
             break scene;
         }
-    };
-    scene.wants_logprobs = rng.one_in(2);
-    hostile(rng, scene, is_flat)
+    }
 }
 
 /// What one launch takes: rows of a segment, and of so many that a cluster's CTAs have two or four of them, the last one of any length. A warp cannot end

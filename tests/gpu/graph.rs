@@ -315,21 +315,58 @@ fn pack_of_a_large_batch_replays_a_graph(backend: &Backend) {
     });
 }
 
-/// Seeds, positions, drafts and settings of each replay; the CPU tells what is committed.
+/// Seeds, positions, drafts and settings of each replay; the CPU tells what is committed. With top-p; without filters by one launch of clusters, of
+/// warps that stream, and of neither; and drafts that are tried against rows of theirs, with top-p and without.
 fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
-    let (batch, gamma, tokens, plain) = (3, 2, 500, Layout::default());
+    let replays = [
+        (None, VWD_ACCEPT_AUTO, true, 500),
+        (Some("sample=cluster"), VWD_ACCEPT_COUPLED, false, 4104),
+        (Some("sample=streamed"), VWD_ACCEPT_COUPLED, false, 4104),
+        (Some("sample=loaded"), VWD_ACCEPT_COUPLED, false, 4104),
+        (None, VWD_ACCEPT_REJECTION, false, 500),
+        (None, VWD_ACCEPT_REJECTION, true, 4104),
+    ];
+    for (variant, rule, filters, tokens) in replays {
+        let forced = variant.map(|variant| backend.forcing(variant, 90..=u32::MAX));
+        match &forced {
+            Some(None) => continue,
+            Some(Some(forced)) => replay_with_changing_seeds(forced, rule, filters, tokens),
+            None => replay_with_changing_seeds(backend, rule, filters, tokens),
+        }
+        if let (Some(Some(forced)), Some(variant)) = (&forced, variant) {
+            forced.assert_ran(variant);
+        }
+    }
+}
+
+fn replay_with_changing_seeds(backend: &Backend, rule: u32, filters: bool, tokens: usize) {
+    let (batch, gamma, plain) = (3, 2, Layout::default());
     let cpu = Backend::cpu(1);
     rounds(1, |rng| {
-        let logits = rng.normals(&[batch, gamma + 1, tokens]);
-        let scene = |backend| Sampling::new(backend, &logits.map(|&x| BF16.round(3.0 * x)), &plain);
+        let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
+        // Rows of drafts are like those of target, so that some drafts are accepted.
+        let noise = rng.normals(&[batch, gamma, tokens]);
+        let drafted =
+            Array::from_fn(&noise.shape, |at| F32.round(logits[[at[0], at[1], at[2]]] + noise[[at[0], at[1], at[2]]]));
+        let scene = |backend| {
+            let has_rows = rule == VWD_ACCEPT_REJECTION;
+            let draft_rows = has_rows.then(|| Tensor::floats(backend, F32, &drafted, &plain));
+            Sampling { rule, filters, draft_rows, ..Sampling::new(backend, &logits, &plain) }
+        };
         let (here, there) = (scene(backend), scene(&cpu));
         // A stream's first call makes its scratch, which it cannot do while it captures.
         here.enqueue(backend);
         backend.finish(VWD_OK);
         let graph = Graph::capture(backend.stream().cast(), || here.enqueue(backend));
-        for replay in 0..backend.times(1000) {
+        let mut accepted = 0;
+        for replay in 0..backend.times(if tokens > 1000 { 300 } else { 1000 }) {
             let ints = |rng: &mut Rng, shape: &[usize], most: i64| Array::from_fn(shape, |_| rng.int(0..=most));
-            let draft = ints(rng, &[batch, gamma], tokens as i64);
+            let likely = |rng: &mut Rng, i: usize, r: usize| {
+                let row = logits.row([i, r]);
+                let tokens = (0..20).map(|_| rng.size(0..=tokens - 1));
+                tokens.max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("some") as i64
+            };
+            let draft = Array::from_fn(&[batch, gamma], |at| likely(rng, at[0], at[1]));
             let (seeds, positions) = (ints(rng, &[batch], i64::MAX), ints(rng, &[batch], 1 << 40));
             let temperature = Array::from_fn(&[batch], |_| F32.round(rng.pick(&[0.0, 0.7, 1.0])));
             let top_p = Array::from_fn(&[batch], |_| F32.round(rng.pick(&[1.0, 0.9])));
@@ -340,10 +377,14 @@ fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
                 scene.temperature.refill_floats(&temperature);
                 scene.top_p.refill_floats(&top_p);
             }
+            here.committed.repoison();
             graph.replay();
             there.enqueue(&cpu);
-            assert_eq!(here.committed.read_ints(), there.committed.read_ints(), "replay {replay}");
+            let committed = here.committed.read_ints();
+            assert_eq!(committed, there.committed.read_ints(), "rule {rule}, filters {filters}, replay {replay}");
+            accepted += (0..batch).filter(|&i| committed[[i, 1]] >= 0).count();
         }
+        assert!(rule != VWD_ACCEPT_REJECTION || accepted > 0, "no draft is accepted");
     });
 }
 
@@ -391,6 +432,7 @@ struct Sampling<'b> {
     rule: u32,
     filters: bool,
     draft: Tensor<'b>,
+    draft_rows: Option<Tensor<'b>>,
     target: Tensor<'b>,
     temperature: Tensor<'b>,
     top_p: Tensor<'b>,
@@ -410,6 +452,7 @@ impl<'b> Sampling<'b> {
             rule: VWD_ACCEPT_AUTO,
             filters: true,
             draft: ints(&[batch, rows - 1]),
+            draft_rows: None,
             target: Tensor::floats(backend, BF16, logits, layout),
             temperature: floats(),
             top_p: floats(),
@@ -425,6 +468,7 @@ impl<'b> Sampling<'b> {
         let args = vwd_verify_sample_args {
             rule: self.rule,
             draft: self.draft.c(),
+            draft_rows: self.draft_rows.as_ref().map_or(absent(), Tensor::c),
             target: self.target.c(),
             temperature: self.temperature.c(),
             top_p: if self.filters { self.top_p.c() } else { args::<vwd_verify_sample_args>().top_p },
