@@ -16,6 +16,7 @@ mod graph;
 mod int4;
 mod predict;
 mod runtime;
+mod sample;
 mod select;
 mod tiered;
 mod tree;
@@ -40,6 +41,7 @@ fn main() {
     }
     let cases = [
         graph::CASES,
+        sample::CASES,
         attention::CASES,
         int4::CASES,
         gather::CASES,
