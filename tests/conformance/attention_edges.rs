@@ -3,6 +3,7 @@
 
 use crate::Case;
 use crate::attention_model::*;
+use crate::attention_rows::agrees;
 use crate::support::*;
 use half::f16;
 use vanward::abi::*;
@@ -16,6 +17,7 @@ pub const CASES: &[Case] = cases![
     a_list_outside_the_window_leaves_the_row_empty,
     caps_of_any_size_agree_with_the_formula,
     a_draft_that_is_nan_spoils_no_earlier_position,
+    runs_of_keys_that_are_nan_spoil_the_rows_that_see_them,
     fp8_gives_what_the_dequantised_cache_gives,
     mla_reads_values_that_are_a_view_of_the_keys,
     mla_of_one_position_agrees_with_the_formula,
@@ -138,6 +140,14 @@ fn a_draft_that_is_nan_spoils_no_earlier_position(backend: &Backend) {
             assert_eq!(out[[r, h, d]].is_nan(), spoiled, "out{at:?}");
         }
     }
+}
+
+/// Keys of whole tiles, of which a task or a warp may have no others.
+fn runs_of_keys_that_are_nan_spoil_the_rows_that_see_them(backend: &Backend) {
+    rounds(10, |rng| {
+        let spec = Spec::random(rng);
+        agrees(backend, rng, Spec { nan_keys: true, slots: false, most: 300, ..spec });
+    });
 }
 
 fn rows_past_q_lens_are_empty(backend: &Backend) {
