@@ -1,7 +1,8 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
-//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_types.rs, decoder/coded.rs and
-//! decoder/coded_trees.rs.
+//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_errors.rs,
+//! decoder/tiered_types.rs, decoder/coded.rs and decoder/coded_trees.rs.
 
+pub mod acceptance;
 pub mod coded;
 pub mod coded_trees;
 pub mod drafts;
@@ -10,6 +11,7 @@ pub mod model;
 pub mod strategies;
 pub mod term;
 pub mod tiered;
+pub mod tiered_errors;
 pub mod tiered_types;
 pub mod trees;
 

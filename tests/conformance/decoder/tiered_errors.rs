@@ -1,0 +1,90 @@
+//! What a decoder on a tiered cache refuses, by the name of the argument.
+
+use super::model::DIM;
+use super::tiered::{Cache, HEADS, KV_HEADS, LAYERS, cache_options, create_on, decoder_options, policies, rows};
+use super::*;
+
+pub const CASES: &[Case] = cases![decoder_on_a_cache_errors_name_the_argument,];
+
+fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
+    let cache = Cache::create(backend, &cache_options());
+    let of_policies = policies();
+    let good = decoder_options(&of_policies);
+    let on = |options: &vwd_decoder_options, cache: &Cache, pieces: &[&str]| {
+        let mut decoder = std::ptr::null_mut();
+        // SAFETY: the arguments are valid.
+        let status = unsafe { vwd_decoder_create_on_cache(backend.session(), options, cache.0, &mut decoder) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+    };
+    let create = |options: vwd_decoder_options, pieces: &[&str]| on(&options, &cache, pieces);
+    create(vwd_decoder_options { layers: 4, policy_count: 0, ..good }, &["options.layers", "4", "7, as the cache"]);
+    create(vwd_decoder_options { kv_heads: 4, ..good }, &["options.kv_heads", "4", "2, as the cache"]);
+    create(vwd_decoder_options { key_dim: 32, ..good }, &["options.key_dim", "32", "16, as the cache"]);
+    create(vwd_decoder_options { dtype_bits: 16, ..good }, &["options.dtype_code", "float16", "float32, as the cache"]);
+    create(vwd_decoder_options { block_size: 16, ..good }, &["options.block_size", "16", "8, as the cache"]);
+    create(vwd_decoder_options { page_size: 8, ..good }, &["options.page_size", "8", "0 on a cache"]);
+    create(vwd_decoder_options { pages: 8, ..good }, &["options.pages", "8", "0 on a cache"]);
+    create(
+        vwd_decoder_options { remainder: 1, ..good },
+        &["options.remainder: 1 on a cache", "0: means and covariance"],
+    );
+    create(vwd_decoder_options { max_positions: 9, ..good }, &["options.max_positions", "9", "8 tokens of a block"]);
+    create(vwd_decoder_options { max_rows: 6, ..good }, &["options.max_rows", "6", "5 sequences of the cache"]);
+    create(vwd_decoder_options { max_rows: 4, ..good }, &["options.max_rows", "4 rows", "40", "at most 30", "hold 2"]);
+    create(vwd_decoder_options { max_sequences: 4, ..good }, &["options.max_sequences", "4", "5 sequences"]);
+    let policy = |policy: vwd_decoder_policy, pieces: &[&str]| {
+        create(vwd_decoder_options { policy_count: 0, policy, ..good }, pieces);
+    };
+    policy(vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY }, &["options.policy.strategy", "1", "VANWARD"]);
+    policy(vwd_decoder_policy { strategy: 6, ..POLICY }, &["options.policy.strategy", "6", "VWD_STRATEGY_*"]);
+    let past = vwd_decoder_policy { strategy: VWD_STRATEGY_ASYNC_TLS, ..POLICY };
+    policy(vwd_decoder_policy { dense_below: 9, ..past }, &["options.policy.dense_below", "9", "0 for ASYNC_TLS"]);
+    policy(vwd_decoder_policy { ratio: 1.5, ..past }, &["options.policy.ratio", "1.5", "ASYNC_TLS"]);
+    policy(vwd_decoder_policy { predict: 1, ..past }, &["options.policy.predict", "1", "VANWARD"]);
+    let once = Cache::create(backend, &vwd_kv_cache_options { hold: 1, ..cache_options() });
+    on(&good, &once, &["cache", "hold of 1", "at least 2"]);
+    let serial = vwd_decoder_options { policy_count: 0, policy: vwd_decoder_policy { k: 3, ..POLICY }, ..good };
+    drop(create_on(backend, &serial, &once));
+
+    // Without a cache its strategies are refused.
+    let mut none = std::ptr::null_mut();
+    let paged = vwd_decoder_options { page_size: 8, pages: 8, ..good };
+    // SAFETY: the arguments are valid.
+    let status = unsafe { vwd_decoder_create(backend.session(), &paged, &mut none) };
+    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["options.policies[1].strategy", "5", "without a cache"]);
+    // SAFETY: as above.
+    let status = unsafe { vwd_decoder_create_on_cache(backend.session(), &good, std::ptr::null(), &mut none) };
+    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["cache", "NULL"]);
+
+    let decoder = create_on(backend, &good, &cache);
+    // The decoder keeps the cache alive.
+    drop(cache);
+    let (lens, table) =
+        (ints(backend, &[9, 2]), Tensor::ints(backend, I32, &Array::filled(&[2, 2], 0), &Layout::default()));
+    let step = vwd_decoder_step { seq_lens: lens.c(), ..args() };
+    let refused = |step: vwd_decoder_step, pieces: &[&str]| {
+        // SAFETY: the arguments are valid.
+        let status = unsafe { vwd_decoder_begin(decoder.0, &step, backend.stream()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+    };
+    refused(vwd_decoder_step { page_table: table.c(), ..step }, &["page_table", "given on a cache"]);
+    decoder.begin(backend, &step);
+    let floats = |heads: usize| rows(backend, [2, 1, heads], vec![0.5; 2 * heads * DIM]);
+    let (q, new, out) = (floats(HEADS), floats(KV_HEADS), floats(HEADS));
+    let attend = vwd_decoder_attend_args { new_k: new.c(), new_v: new.c(), q: q.c(), out: out.c(), ..args() };
+    let fails = |args: vwd_decoder_attend_args, pieces: &[&str]| {
+        // SAFETY: the arguments are valid.
+        let status = unsafe { vwd_decoder_attend(decoder.0, &args, backend.stream()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+    };
+    fails(vwd_decoder_attend_args { k: new.c(), ..attend }, &["k", "given on a cache"]);
+    fails(vwd_decoder_attend_args { v: new.c(), ..attend }, &["v", "given on a cache"]);
+    fails(vwd_decoder_attend_args { new_v: absent(), ..attend }, &["new_v", "NULL"]);
+    fails(vwd_decoder_attend_args { new_k: q.c(), ..attend }, &["new_k", "Hk=2"]);
+    fails(vwd_decoder_attend_args { layer: 7, ..attend }, &["layer", "7", "0 … 6"]);
+    // Sequences that the cache does not have: nothing is written, and nothing attended.
+    for layer in 0..LAYERS as u32 {
+        decoder.attend(backend, &vwd_decoder_attend_args { layer, ..attend });
+        assert!(out.read_floats().data.iter().all(|&x| x == 0.0), "attention of no sequence in layer {layer}");
+    }
+}
