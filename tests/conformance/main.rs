@@ -115,6 +115,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::CASES, on: On::Both },
     Family { cases: decoder::drafts::CASES, on: On::Both },
     Family { cases: decoder::strategies::CASES, on: On::Both },
+    Family { cases: decoder::smoothed::CASES, on: On::Both },
     Family { cases: decoder::fallback::CASES, on: On::Both },
     Family { cases: decoder::fallback::ON_THE_CPU, on: On::Cpu },
     Family { cases: decoder::tiered::CASES, on: On::Both },

@@ -21,7 +21,7 @@ pub(super) const PRR_FORESEEN: vwd_decoder_policy = vwd_decoder_policy { predict
 pub(super) const FORESEEN: vwd_decoder_policy = vwd_decoder_policy { strategy: VWD_STRATEGY_FORESEEN, ..POLICY };
 
 impl Decoder {
-    fn foresee(&self, backend: &Backend, forecast: *const vwd_forecast, args: &vwd_decoder_foresee_args) {
+    pub(super) fn foresee(&self, backend: &Backend, forecast: *const vwd_forecast, args: &vwd_decoder_foresee_args) {
         // SAFETY: the arguments are valid.
         backend.finish(unsafe { vwd_decoder_foresee(self.0, forecast, args, backend.stream()) });
     }

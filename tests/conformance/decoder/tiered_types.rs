@@ -1,11 +1,13 @@
 //! A decoder on a tiered cache, in every type of keys and by both kinds of summaries, against one on pages that has the same tokens: SERIAL
-//! and VANWARD give what SERIAL gives there, SPARDA what FORESEEN gives, and dense steps what dense steps give. Some steps verify trees, of which a
-//! path is accepted. The other decoder has its own cases.
+//! and VANWARD give what SERIAL gives there, by any factors of its prediction, SPARDA what FORESEEN gives, and dense steps what dense steps give.
+//! Where a forecast foresees, one decoder has its handle and the other one its queries. Some steps verify trees, of which a path is accepted.
+//! The other decoder has its own cases.
 
 use super::strategies::without_positions;
 use super::tiered::{Cache, Sizes, create_on};
 use super::*;
 use crate::compact::Compactor;
+use crate::support::maps::{Forecast, Map};
 use crate::support::trees::Masks;
 
 pub const CASES: &[Case] = cases![decoder_on_a_cache_agrees_with_one_on_pages_in_every_type,];
@@ -36,6 +38,9 @@ enum Scales {
     OfTokens,
 }
 
+/// Factors of Holt's smoothing; the first ones mean those of the scores of the step before.
+const FACTORS: [[f32; 3]; 4] = [[0.0; 3], [0.6, 0.3, 0.5], [0.25, 0.0, 0.0], [1.0, 1.0, 1.0]];
+
 #[derive(Clone, Copy, Debug)]
 struct Kinds {
     dtype: DType,
@@ -46,6 +51,7 @@ struct Kinds {
     block: usize,
     window: u32,
     soft_cap: f32,
+    factors: [f32; 3],
 }
 
 /// Two decoders with the same tokens, and the pages of one of them.
@@ -59,6 +65,8 @@ struct Pair<'b> {
     pages: [Tensor<'b>; 2],
     /// [pages, S, Hk], and what it holds.
     token_scales: [(Tensor<'b>, Array<f64>); 2],
+    /// What foresees, if not the test itself.
+    forecast: Option<(Map, Forecast)>,
     /// [1]: slots know no heads.
     layer_scales: [Tensor<'b>; 2],
     numbers: [i64; ROWS],
@@ -69,12 +77,15 @@ struct Pair<'b> {
 
 impl<'b> Pair<'b> {
     fn new(backend: &'b Backend, rng: &mut Rng, kinds: Kinds) -> Pair<'b> {
-        let Kinds { dtype, method, scales, heads, dims, block, window, soft_cap } = kinds;
+        let Kinds { dtype, method, scales, heads, dims, block, window, soft_cap, factors: [alpha, beta, gamma] } =
+            kinds;
         let sizes = Sizes { layers: LAYERS, heads, dims, dtype, block };
         let policies = [0, 1].map(|side| {
             STRATEGIES.map(|of| {
                 let (strategy, predict) = of[side];
-                vwd_decoder_policy { method, k: K as u32, strategy, predict, window, ..POLICY }
+                let predicts = strategy == VWD_STRATEGY_VANWARD && predict == VWD_PREDICT_SCORES;
+                let holt = if predicts { vwd_holt { alpha, beta, gamma } } else { POLICY.holt };
+                vwd_decoder_policy { method, k: K as u32, strategy, predict, window, holt, ..POLICY }
             })
         });
         let options =
@@ -100,9 +111,17 @@ impl<'b> Pair<'b> {
         let paged = vwd_decoder_options { page_size: block as u32, pages: (ROWS * MAX_BLOCKS) as u32, ..options(1) };
         let plain = Layout::default();
         let rows = [ROWS * MAX_BLOCKS, block, heads[1]];
+        let has_forecast = rng.one_in(2);
+        let forecast = has_forecast.then(|| {
+            let (of_heads, rank, memory) = (rng.pick(&heads), rng.pick(&[None, Some(8)]), rng.one_in(2));
+            let map = Map::random(rng, [of_heads, dims[0], 40], rank, memory);
+            let forecast = map.load(backend);
+            (map, forecast)
+        });
         Pair {
             backend,
             kinds,
+            forecast,
             on_cache: create_on(backend, &options(0), &cache),
             on_pages: Decoder::create(backend, &paged),
             cache,
@@ -192,11 +211,15 @@ impl<'b> Pair<'b> {
             if positions == 1 {
                 let guess = Array { data: values.data.iter().map(|x| x + 0.5 * rng.normal()).collect(), ..values };
                 let guess = Tensor::floats(backend, q_type, &guess, &plain);
-                let foresee = vwd_decoder_foresee_args { layer, q: without_positions(&guess), ..args() };
-                for decoder in [&self.on_cache, &self.on_pages] {
-                    let stream = backend.stream();
-                    // SAFETY: the arguments are valid.
-                    backend.finish(unsafe { vwd_decoder_foresee(decoder.0, std::ptr::null(), &foresee, stream) });
+                match &self.forecast {
+                    Some((map, forecast)) => self.foresee_by(rng, map, forecast, layer, first),
+                    None => {
+                        let foresee = vwd_decoder_foresee_args { layer, q: without_positions(&guess), ..args() };
+                        let none = std::ptr::null();
+                        for decoder in [&self.on_cache, &self.on_pages] {
+                            decoder.foresee(backend, none, &foresee);
+                        }
+                    }
                 }
             }
             let sinks = Tensor::floats(backend, F32, &rng.normals(&[heads]), &plain);
@@ -209,6 +232,28 @@ impl<'b> Pair<'b> {
             found.push(outs.each_ref().map(Tensor::read_floats));
         }
         found
+    }
+
+    /// One of the decoders has the forecast and what it reads, the other one the queries that it gives for the token at `place`.
+    fn foresee_by(&self, rng: &mut Rng, map: &Map, forecast: &Forecast, layer: u32, place: usize) {
+        let (backend, plain, heads) = (self.backend, Layout::default(), [ROWS, map.heads, map.dim]);
+        let x = Tensor::floats(backend, rng.pick(&[F32, F16]), &rng.normals(&[ROWS, map.input_dim]), &plain);
+        let previous = Tensor::floats(backend, F32, &rng.normals(&heads), &plain);
+        let previous = if map.memory { previous.c() } else { absent() };
+        let (style, theta) = (rng.pick(&[VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED]), 500.0);
+        let rope = vwd_rope { style, theta, ..args() };
+        let dtype = if self.kinds.dtype.bits == 16 { self.kinds.dtype } else { F32 };
+        let (q, positions) = (Tensor::poisoned(backend, dtype, &heads, &plain), ints(backend, &[place as i64; ROWS]));
+        let project =
+            vwd_forecast_project_args { rope: &rope, x: x.c(), previous, positions: positions.c(), q: q.c(), ..args() };
+        // SAFETY: the arguments are valid.
+        backend.finish(unsafe { vwd_forecast_project(forecast.0, &project, backend.stream()) });
+        let by_stream = vwd_decoder_foresee_args { layer, rope: &rope, x: x.c(), previous, ..args() };
+        let by_queries = vwd_decoder_foresee_args { layer, q: q.c(), ..args() };
+        let mut decoders = [&self.on_cache, &self.on_pages];
+        rng.shuffle(&mut decoders);
+        decoders[0].foresee(backend, forecast.0, &by_stream);
+        decoders[1].foresee(backend, std::ptr::null(), &by_queries);
     }
 
     fn table(&self) -> Tensor<'b> {
@@ -267,6 +312,7 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
             block: rng.pick(&[8, 16]),
             window: rng.pick(&[0, 0, 50]),
             soft_cap: rng.pick(&[0.0, 0.0, 3.0]),
+            factors: rng.pick(&FACTORS),
         };
         let mut pair = Pair::new(backend, rng, kinds);
         // Longer than any list: a row on pages would be dense.
@@ -299,10 +345,11 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
                     let (x, y) = (found[at], expected[at]);
                     assert!(
                         (x - y).abs() <= tolerance,
-                        "{kinds:?}, step {n}, mode {mode}, {} tokens, {positions} new ones, trees {}, layer {layer}: {x} at \
-                         {at:?}, on pages {y}",
+                        "{kinds:?}, step {n}, mode {mode}, {} tokens, {positions} new ones, trees {}, forecast {}, \
+                         layer {layer}: {x} at {at:?}, on pages {y}",
                         pair.len,
-                        masks.is_some()
+                        masks.is_some(),
+                        pair.forecast.is_some()
                     );
                 }
             }
