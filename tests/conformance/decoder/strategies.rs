@@ -425,8 +425,8 @@ fn decoder_foresees_from_the_residual_stream_what_it_foresees_from_its_queries(b
         for memory in [false, true] {
             let map = Map::random(rng, [4, 16, 24], None, memory);
             let forecast = map.load(backend);
-            let [by_stream, by_queries] =
-                [0; 2].map(|_| create(backend, &shape, vwd_decoder_policy { k: 3, ..FORESEEN }));
+            let [by_stream, by_queries, repaired, serial] = [FORESEEN, FORESEEN, PRR_FORESEEN, POLICY]
+                .map(|policy| create(backend, &shape, vwd_decoder_policy { k: 3, ..policy }));
             let mut run = Run::new(backend, rng, shape, Foresight::Wrong);
             let rope = vwd_rope { style: VWD_ROPE_INTERLEAVED, theta: 500.0, ..args() };
             for step in 0..backend.times(20) {
@@ -460,6 +460,12 @@ fn decoder_foresees_from_the_residual_stream_what_it_foresees_from_its_queries(b
                 by_queries.foresee(backend, std::ptr::null(), &vwd_decoder_foresee_args { q: q.c(), ..args() });
                 let expected = ragged.attend(&run, &by_queries).read_floats();
                 assert_same(&format!("step {step}"), &ragged.attend(&run, &by_stream), &expected);
+                serial.begin(backend, &ragged.step());
+                let expected = ragged.attend(&run, &serial).read_floats();
+                repaired.begin(backend, &ragged.step());
+                repaired.foresee(backend, forecast.0, &stream);
+                let found = ragged.attend(&run, &repaired);
+                assert_alike(&format!("step {step}, repaired"), backend, &shape, &found, &expected);
             }
         }
     });
