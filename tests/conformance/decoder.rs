@@ -8,6 +8,7 @@ pub mod coded_trees;
 pub mod drafts;
 pub mod fallback;
 pub mod model;
+pub mod own_drafts;
 pub mod smoothed;
 pub mod strategies;
 pub mod term;

@@ -114,6 +114,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: contents::CASES, on: On::Both },
     Family { cases: decoder::CASES, on: On::Both },
     Family { cases: decoder::drafts::CASES, on: On::Both },
+    Family { cases: decoder::own_drafts::CASES, on: On::Both },
     Family { cases: decoder::strategies::CASES, on: On::Both },
     Family { cases: decoder::smoothed::CASES, on: On::Both },
     Family { cases: decoder::fallback::CASES, on: On::Both },

@@ -1,5 +1,6 @@
 //! Drafts: verified densely they give the text of dense attention, and what was accepted is counted.
 
+use super::acceptance::{self, COST, Known};
 use super::*;
 
 pub const CASES: &[Case] = cases![
@@ -24,7 +25,11 @@ const WIDTH: usize = 16;
 pub const VOCABULARY: usize = 24;
 
 fn times(x: &[f64], weights: &Array<f64>, layer: usize, out: usize) -> Vec<f64> {
-    (0..out).map(|o| x.iter().enumerate().map(|(n, x)| x * weights[[layer, n, o]]).sum()).collect()
+    let mut sums = vec![0.0; out];
+    for (x, row) in x.iter().zip(weights.row([layer]).chunks(out)) {
+        sums.iter_mut().zip(row).for_each(|(sum, weight)| *sum += x * weight);
+    }
+    sums
 }
 
 impl Model {
@@ -48,7 +53,7 @@ impl Model {
 pub struct Decoding<'b, 'm> {
     backend: &'b Backend,
     model: &'m Model,
-    decoder: Decoder,
+    pub decoder: Decoder,
     pub caches: Vec<[Tensor<'b>; 2]>,
     pub table: Tensor<'b>,
 }
@@ -78,7 +83,9 @@ impl<'b, 'm> Decoding<'b, 'm> {
     pub fn new(backend: &'b Backend, model: &'m Model) -> Decoding<'b, 'm> {
         let shape = &model.shape;
         let policy = vwd_decoder_policy { k: 3, ..POLICY };
-        let options = vwd_decoder_options { layers: LAYERS as u32, ..shape.options(policy) };
+        // Scores are a few units whatever the width.
+        let scale = 4.0 / shape.dim as f32;
+        let options = vwd_decoder_options { layers: LAYERS as u32, scale, ..shape.options(policy) };
         let cache = |dim| {
             let zeros = Array::filled(&[shape.pages, shape.page, shape.heads[1], dim], 0.0);
             Tensor::floats(backend, shape.dtype, &zeros, &Layout::default())
@@ -134,14 +141,23 @@ impl<'b, 'm> Decoding<'b, 'm> {
     /// The next token after each token of a step that left these vectors.
     pub fn following(&self, hidden: &[Vec<Vec<f64>>], part: &Part) -> Vec<Vec<usize>> {
         let next = |h: &[f64]| {
-            let logit = |t: &usize| oracle::dot(self.model.embedding.row([*t]), h);
-            (0..VOCABULARY).max_by(|a, b| logit(a).total_cmp(&logit(b))).unwrap()
+            let logits = self.logits(h);
+            (0..VOCABULARY).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap()
         };
         hidden.iter().zip(part.tokens).map(|(h, tokens)| (0..tokens.len()).map(|r| next(&h[r])).collect()).collect()
     }
 
+    pub fn logits(&self, hidden: &[f64]) -> Vec<f64> {
+        (0..VOCABULARY).map(|t| oracle::dot(self.model.embedding.row([t]), hidden)).collect()
+    }
+
     /// What the layers make of each position of the step.
     pub fn hidden(&self, part: &Part) -> Vec<Vec<Vec<f64>>> {
+        self.pass(part).0
+    }
+
+    /// The same, and the attention of each layer.
+    pub fn pass(&self, part: &Part) -> (Vec<Vec<Vec<f64>>>, Vec<Array<f64>>) {
         let &Part { modes, begin, tokens, paths, since } = part;
         let (backend, model, shape) = (self.backend, self.model, &self.model.shape);
         let (rows, positions) = (tokens.len(), tokens.iter().map(Vec::len).max().unwrap().max(1));
@@ -176,6 +192,7 @@ impl<'b, 'm> Decoding<'b, 'm> {
                 (0..positions).map(of).collect()
             })
             .collect();
+        let mut outs = vec![];
         for layer in 0..LAYERS {
             let place = |weights: &Array<f64>, heads: usize, dim: usize| {
                 let values = (0..rows * positions)
@@ -220,8 +237,39 @@ impl<'b, 'm> Decoding<'b, 'm> {
                     h.iter_mut().zip(back).for_each(|(h, b)| *h += b);
                 }
             }
+            outs.push(out);
         }
-        hidden
+        (hidden, outs)
+    }
+
+    /// Verifies drafts, of which row i has some if `is_taken`; the tokens that are committed.
+    pub fn accept(&self, drafts: &[Vec<usize>], target: &[Vec<usize>], is_taken: &[bool]) -> Vec<Vec<usize>> {
+        let (backend, rows, most) = (self.backend, drafts.len(), self.model.shape.positions - 1);
+        let at = |rows: &[Vec<usize>], i: usize, n: usize| rows[i].get(n).map_or(-1, |&t| t as i64);
+        let draft = Array::from_fn(&[rows, most], |x| at(drafts, x[0], x[1]));
+        let target = Array::from_fn(&[rows, most + 1], |x| at(target, x[0], x[1]));
+        let layout = Layout::default();
+        let [draft, target] = [draft, target].map(|tokens| Tensor::ints(backend, I32, &tokens, &layout));
+        let lens = ints(backend, &drafts.iter().map(|d| d.len() as i64).collect::<Vec<_>>());
+        let sequences = (0..rows).map(|i| if is_taken[i] { i as i64 } else { -1 });
+        let sequences = ints(backend, &sequences.collect::<Vec<_>>());
+        let [accepted, next] = [0; 2].map(|_| Tensor::poisoned(backend, I32, &[rows], &layout));
+        let committed = Tensor::poisoned(backend, I32, &[rows, most + 1], &layout);
+        let accept = vwd_decoder_accept_args {
+            draft: draft.c(),
+            target: target.c(),
+            draft_lens: lens.c(),
+            sequences: sequences.c(),
+            accepted: accepted.c(),
+            next_token: next.c(),
+            committed: committed.c(),
+            ..args()
+        };
+        // SAFETY: the arguments are valid.
+        backend.finish(unsafe { vwd_decoder_accept(self.decoder.0, &accept, backend.stream()) });
+        let (accepted, committed) = (accepted.read_ints(), committed.read_ints());
+        let count = |i: usize| if is_taken[i] { accepted[[i]] as usize + 1 } else { 0 };
+        (0..rows).map(|i| (0..count(i)).map(|n| committed[[i, n]] as usize).collect()).collect()
     }
 }
 
@@ -273,32 +321,9 @@ fn decoder_gives_the_text_of_dense_attention_from_verified_drafts(backend: &Back
                 .map(|i| if done(i) { vec![] } else { [&[*texts[i].last().unwrap()], &drafts[i][..]].concat() })
                 .collect();
             let target = own.run(&modes, &begin, &tokens);
-            let at = |rows: &[Vec<usize>], i: usize, n: usize| rows[i].get(n).map_or(-1, |&t| t as i64);
-            let draft = Array::from_fn(&[3, GAMMA], |x| at(&drafts, x[0], x[1]));
-            let target = Array::from_fn(&[3, GAMMA + 1], |x| at(&target, x[0], x[1]));
-            let layout = Layout::default();
-            let [draft, target] =
-                [Tensor::ints(backend, I32, &draft, &layout), Tensor::ints(backend, I32, &target, &layout)];
-            let lens = ints(backend, &drafts.iter().map(|d| d.len() as i64).collect::<Vec<_>>());
-            let sequences = ints(backend, &(0..3).map(|i| if done(i) { -1 } else { i as i64 }).collect::<Vec<_>>());
-            let [accepted, next] = [0; 2].map(|_| Tensor::poisoned(backend, I32, &[3], &layout));
-            let committed = Tensor::poisoned(backend, I32, &[3, GAMMA + 1], &layout);
-            let accept = vwd_decoder_accept_args {
-                draft: draft.c(),
-                target: target.c(),
-                draft_lens: lens.c(),
-                sequences: sequences.c(),
-                accepted: accepted.c(),
-                next_token: next.c(),
-                committed: committed.c(),
-                ..args()
-            };
-            // SAFETY: the arguments are valid.
-            backend.finish(unsafe { vwd_decoder_accept(own.decoder.0, &accept, backend.stream()) });
-            let (accepted, committed) = (accepted.read_ints(), committed.read_ints());
-            for i in (0..3).filter(|&i| modes[i] == VWD_DECODER_DENSE) {
-                texts[i].extend((0..=accepted[[i]] as usize).map(|n| committed[[i, n]] as usize));
-            }
+            let is_taken = [0, 1, 2].map(|i| !done(i));
+            let committed = own.accept(&drafts, &target, &is_taken);
+            texts.iter_mut().zip(committed).for_each(|(text, committed)| text.extend(committed));
         }
         for (i, (text, expected)) in texts.iter().zip(&expected).enumerate() {
             assert_eq!(text[..wanted], expected[..wanted], "sequence {i}");
@@ -321,27 +346,10 @@ fn decoder_counts_what_was_accepted_and_recommends_a_draft_length(backend: &Back
         rows: 2,
         positions: 5,
     };
-    let options = vwd_decoder_options { max_sequences: 3, draft_cost: 0.25, ..shape.options(POLICY) };
+    let options = vwd_decoder_options { max_sequences: 3, draft_cost: COST as f32, ..shape.options(POLICY) };
     let decoder = Decoder::create(backend, &options);
-    // Of p, by the formula in double precision.
-    let recommended = |p: f64| {
-        let rate = |gamma: i32| (0..=gamma).map(|j| p.powi(j)).sum::<f64>() / (1.0 + 0.25 * gamma as f64);
-        (0..=4).rev().max_by(|&a, &b| rate(a).total_cmp(&rate(b))).unwrap() as u32
-    };
-    let mut known = [(0.0f64, 0.0f64, 0u32, 0u32); 3];
-    let check = |known: &[(f64, f64, u32, u32); 3]| {
-        let details = decoder.details();
-        let read = |t| decoder.read(backend, t);
-        let (lens, acceptance) = (read(details.draft_lens), read(details.acceptance));
-        for (i, &(hits, trials, drafted, accepted)) in known.iter().enumerate() {
-            let p = (hits + 1.6) / (trials + 2.0);
-            let found = f32::from_bits(acceptance[i]) as f64;
-            assert!((found - p).abs() < 1e-5, "sequence {i}: {found}, expected {p}");
-            assert_eq!(lens[i], recommended(p), "sequence {i}, p = {p}");
-            assert_eq!((read(details.drafted)[i], read(details.accepted)[i]), (drafted, accepted), "sequence {i}");
-        }
-    };
-    check(&known);
+    let mut known = [Known::default(); 3];
+    acceptance::check(backend, &decoder, &known, 4);
     let layout = Layout::default();
     for n in 0..12i64 {
         // Row 0 is always right, row 1 always wrong, and in the end drafts nothing.
@@ -365,17 +373,14 @@ fn decoder_counts_what_was_accepted_and_recommends_a_draft_length(backend: &Back
         backend.finish(unsafe { vwd_decoder_accept(decoder.0, &accept, backend.stream()) });
         assert_eq!(accepted.read_ints().data, [4, 0]);
         for (sequence, drafted, accepted) in [(2, 4, 4), (0, drafted[1], 0)] {
-            let (hits, trials, all, right) = &mut known[sequence];
-            *hits = *hits * 0.9 + accepted as f64;
-            *trials = *trials * 0.9 + drafted.min(accepted + 1) as f64;
-            (*all, *right) = (*all + drafted as u32, *right + accepted as u32);
+            known[sequence].observe(drafted as usize, accepted);
         }
-        check(&known);
+        acceptance::check(backend, &decoder, &known, 4);
     }
     let sequences = ints(backend, &[2, -1, 7]);
     let reset = vwd_decoder_reset_args { sequences: sequences.c(), ..args() };
     // SAFETY: the arguments are valid.
     backend.finish(unsafe { vwd_decoder_reset(decoder.0, &reset, backend.stream()) });
-    known[2] = (0.0, 0.0, 0, 0);
-    check(&known);
+    known[2] = Known::default();
+    acceptance::check(backend, &decoder, &known, 4);
 }
