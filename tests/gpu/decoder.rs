@@ -1,8 +1,9 @@
 //! A decoder's steps in graphs: each strategy, captured once and replayed while contexts grow and sequences come and go, gives what it
-//! gives when its calls are enqueued one by one.
+//! gives when its calls are enqueued one by one. So does a round of drafts: sparse steps, the dense step that verifies, and the verdict.
 
 use crate::graph::Graph;
 use crate::support::budget::{Budget, always, forced, never};
+use crate::support::maps::{Forecast, Map};
 use crate::support::*;
 use crate::{Case, MOST_DELAY};
 use vanward::abi::*;
@@ -10,6 +11,7 @@ use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("decoder_replays_a_step_of_each_strategy", decoder_replays_a_step_of_each_strategy),
+    ("decoder_replays_a_round_of_drafts", decoder_replays_a_round_of_drafts),
     ("decoder_replays_what_its_budget_decided_at_the_capture", decoder_replays_what_its_budget_decided_at_the_capture),
     (
         "decoder_gives_the_same_bits_whenever_its_side_streams_run",
@@ -23,11 +25,16 @@ const HEADS: [usize; 2] = [4, 1];
 const DIM: usize = 128;
 const PAGE: usize = 16;
 const MAX_PAGES: usize = 24;
+/// Drafts of a round.
+const GAMMA: usize = 3;
+/// Channels of the residual stream that a forecast reads.
+const INPUT: usize = 96;
 
 struct Decoder(*mut vwd_decoder);
 
 impl Decoder {
-    fn create(backend: &Backend, (strategy, predict, remainder): Way, budget: *const vwd_budget) -> Decoder {
+    fn create(backend: &Backend, way: Way, budget: *const vwd_budget) -> Decoder {
+        let Way { strategy, predict, remainder, .. } = way;
         let policy = vwd_decoder_policy {
             method: VWD_SELECT_AXIS,
             k: 4,
@@ -44,6 +51,7 @@ impl Decoder {
         let options = vwd_decoder_options {
             layers: LAYERS as u32,
             max_rows: ROWS as u32,
+            max_positions: GAMMA as u32 + 1,
             query_heads: HEADS[0] as u32,
             kv_heads: HEADS[1] as u32,
             key_dim: DIM as u32,
@@ -73,45 +81,126 @@ impl Drop for Decoder {
     }
 }
 
+/// How a decoder's layers attend.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    strategy: u32,
+    predict: u32,
+    /// 1: attention is joined by the term for what lists leave out.
+    remainder: u32,
+    /// Queries are foreseen by a forecast from the residual stream; without it they are given.
+    by_forecast: bool,
+    /// A step of one token a row, or a round: steps that draft, one that verifies, and the verdict.
+    is_round: bool,
+}
+
+const SERIAL: Way =
+    Way { strategy: VWD_STRATEGY_SERIAL, predict: 0, remainder: 0, by_forecast: false, is_round: false };
+const BY_SCORES: Way = Way { strategy: VWD_STRATEGY_PRR, predict: VWD_PREDICT_SCORES, ..SERIAL };
+const PRR_FORESEEN: Way = Way { strategy: VWD_STRATEGY_PRR, predict: VWD_PREDICT_FORESEEN, ..SERIAL };
+const FORESEEN: Way = Way { strategy: VWD_STRATEGY_FORESEEN, ..SERIAL };
+const STRATEGIES: [Way; 3] = [BY_SCORES, PRR_FORESEEN, FORESEEN];
+
+fn all() -> impl Iterator<Item = Way> {
+    let with_remainder = [SERIAL, FORESEEN].map(|way| Way { remainder: 1, ..way });
+    let by_forecast = [PRR_FORESEEN, FORESEEN].map(|way| Way { by_forecast: true, ..way });
+    [SERIAL].into_iter().chain(STRATEGIES).chain(with_remainder).chain(by_forecast)
+}
+
+/// The tensors of a step.
+struct Step<'b> {
+    positions: usize,
+    /// [ROWS]: tokens of each row, those of the step, the first new one, and the mode.
+    rows: [Tensor<'b>; 4],
+    /// Of each layer: keys, values, queries, what is foreseen from, output.
+    layers: Vec<[Tensor<'b>; 5]>,
+}
+
+impl<'b> Step<'b> {
+    fn new(backend: &'b Backend, positions: usize, by_forecast: bool) -> Step<'b> {
+        let zeros = |extents: &[usize]| Tensor::floats(backend, F16, &Array::filled(extents, 0.0), &Layout::default());
+        let (new, queries) = ([ROWS, positions, HEADS[1], DIM], [ROWS, positions, HEADS[0], DIM]);
+        let foreseen = || if by_forecast { zeros(&[ROWS, INPUT]) } else { zeros(&[ROWS, HEADS[0], DIM]) };
+        Step {
+            positions,
+            rows: [0; 4].map(|_| Tensor::ints(backend, I32, &Array::filled(&[ROWS], 0), &Layout::default())),
+            layers: (0..LAYERS)
+                .map(|_| [zeros(&new), zeros(&new), zeros(&queries), foreseen(), zeros(&queries)])
+                .collect(),
+        }
+    }
+}
+
+/// Drafts of a round, and what is to be said of them.
+struct Verdict<'b> {
+    /// [ROWS, GAMMA], [ROWS, GAMMA + 1], [ROWS] and [ROWS].
+    draft: Tensor<'b>,
+    target: Tensor<'b>,
+    lens: Tensor<'b>,
+    sequences: Tensor<'b>,
+    accepted: Tensor<'b>,
+    next: Tensor<'b>,
+    committed: Tensor<'b>,
+}
+
+impl<'b> Verdict<'b> {
+    fn new(backend: &'b Backend) -> Verdict<'b> {
+        let zeros = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &Layout::default());
+        let tokens = || zeros(&[ROWS, GAMMA + 1]);
+        let (draft, target, committed) = (zeros(&[ROWS, GAMMA]), tokens(), tokens());
+        let [lens, sequences, accepted, next] = [0; 4].map(|_| zeros(&[ROWS]));
+        Verdict { draft, target, lens, sequences, accepted, next, committed }
+    }
+
+    fn args(&self) -> vwd_decoder_accept_args {
+        vwd_decoder_accept_args {
+            draft: self.draft.c(),
+            target: self.target.c(),
+            draft_lens: self.lens.c(),
+            sequences: self.sequences.c(),
+            accepted: self.accepted.c(),
+            next_token: self.next.c(),
+            committed: self.committed.c(),
+            ..args()
+        }
+    }
+}
+
 /// A decoder and the tensors of its steps. Those of a test get the same contents.
 struct Side<'b> {
     about: String,
     backend: &'b Backend,
     decoder: Decoder,
     caches: Vec<[Tensor<'b>; 2]>,
-    lens: Tensor<'b>,
-    begin: Tensor<'b>,
-    modes: Tensor<'b>,
     table: Tensor<'b>,
-    /// Of each layer: keys, values, queries, foreseen queries, output.
-    layers: Vec<[Tensor<'b>; 5]>,
+    steps: Vec<Step<'b>>,
+    /// After the steps of a round.
+    verdict: Option<Verdict<'b>>,
+    forecast: Option<Forecast>,
 }
 
 impl<'b> Side<'b> {
     fn new(backend: &'b Backend, way: Way, budget: *const vwd_budget) -> Side<'b> {
         let plain = Layout::default();
         let zeros = |extents: &[usize]| Tensor::floats(backend, F16, &Array::filled(extents, 0.0), &plain);
-        let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
-        let (rows, queries) = ([ROWS, HEADS[1], DIM], [ROWS, HEADS[0], DIM]);
-        let side = Side {
-            about: format!("strategy, prediction, remainder {way:?}, budget {}", !budget.is_null()),
+        let pages = Array::from_fn(&[ROWS, MAX_PAGES], |at| (at[0] * MAX_PAGES + at[1]) as i64);
+        let positions = if way.is_round { [[1; GAMMA].to_vec(), vec![GAMMA + 1]].concat() } else { vec![1] };
+        // The same map on all sides.
+        let map = way.by_forecast.then(|| Map::random(&mut Rng::new(7), [HEADS[0], DIM, INPUT], Some(24), false));
+        Side {
+            about: format!("{way:?}, budget {}", !budget.is_null()),
             backend,
             decoder: Decoder::create(backend, way, budget),
             caches: (0..LAYERS).map(|_| [0; 2].map(|_| zeros(&[ROWS * MAX_PAGES, PAGE, HEADS[1], DIM]))).collect(),
-            lens: ints(&[ROWS]),
-            begin: ints(&[ROWS]),
-            modes: ints(&[ROWS]),
-            table: ints(&[ROWS, MAX_PAGES]),
-            layers: (0..LAYERS)
-                .map(|_| [zeros(&rows), zeros(&rows), zeros(&queries), zeros(&queries), zeros(&queries)])
-                .collect(),
-        };
-        side.table.refill_ints(&Array::from_fn(&[ROWS, MAX_PAGES], |at| (at[0] * MAX_PAGES + at[1]) as i64));
-        side
+            table: Tensor::ints(backend, I32, &pages, &plain),
+            steps: positions.into_iter().map(|n| Step::new(backend, n, way.by_forecast)).collect(),
+            verdict: way.is_round.then(|| Verdict::new(backend)),
+            forecast: map.map(|map| map.load(backend)),
+        }
     }
 
-    fn attend_args(&self, layer: usize) -> vwd_decoder_attend_args {
-        let ([k, v], [new_k, new_v, q, _, out]) = (&self.caches[layer], &self.layers[layer]);
+    fn attend_args(&self, step: &Step, layer: usize) -> vwd_decoder_attend_args {
+        let ([k, v], [new_k, new_v, q, _, out]) = (&self.caches[layer], &step.layers[layer]);
         vwd_decoder_attend_args {
             layer: layer as u32,
             k: k.c(),
@@ -124,65 +213,93 @@ impl<'b> Side<'b> {
         }
     }
 
-    fn begin(&self) {
-        let step = vwd_decoder_step {
+    fn begin(&self, step: &Step) {
+        let [lens, counts, begin, modes] = step.rows.each_ref().map(Tensor::c);
+        let mut args = vwd_decoder_step {
+            positions: step.positions as u32,
             page_table: self.table.c(),
-            seq_lens: self.lens.c(),
-            begin: self.begin.c(),
-            modes: self.modes.c(),
+            seq_lens: lens,
+            begin,
+            modes,
             ..args()
         };
+        if step.positions > 1 {
+            args.q_lens = counts;
+        }
         // SAFETY: the tensors outlive the stream's work.
-        assert_ok(unsafe { vwd_decoder_begin(self.decoder.0, &step, self.backend.stream()) });
+        assert_ok(unsafe { vwd_decoder_begin(self.decoder.0, &args, self.backend.stream()) });
     }
 
-    /// Makes room for what a step takes.
+    /// Makes room for what the steps take.
     fn reserve(&self) {
-        self.begin();
         let mut bytes = 0;
-        for layer in 0..LAYERS {
-            let mut needed = 0;
-            // SAFETY: the arguments are valid.
-            assert_ok(unsafe { vwd_decoder_attend_scratch(self.decoder.0, &self.attend_args(layer), &mut needed) });
-            bytes = needed.max(bytes);
+        for step in &self.steps {
+            self.begin(step);
+            for layer in 0..LAYERS {
+                let mut needed = 0;
+                let args = self.attend_args(step, layer);
+                // SAFETY: the arguments are valid.
+                assert_ok(unsafe { vwd_decoder_attend_scratch(self.decoder.0, &args, &mut needed) });
+                bytes = needed.max(bytes);
+            }
         }
         // SAFETY: the session is alive.
         assert_ok(unsafe { vwd_session_reserve(self.backend.session().cast_mut(), self.backend.stream(), bytes) });
     }
 
-    /// A step; each layer is foreseen where the layer before it begins.
+    /// The steps, and the verdict of a round.
     fn enqueue(&self) {
+        self.steps.iter().for_each(|step| self.enqueue_step(step));
+        if let Some(verdict) = &self.verdict {
+            // SAFETY: the tensors outlive the stream's work.
+            assert_ok(unsafe { vwd_decoder_accept(self.decoder.0, &verdict.args(), self.backend.stream()) });
+        }
+    }
+
+    /// A step; each layer is foreseen where the layer before it begins.
+    fn enqueue_step(&self, step: &Step) {
         let stream = self.backend.stream();
-        self.begin();
+        self.begin(step);
         for layer in 0..LAYERS {
             for ahead in if layer == 0 { 0..2.min(LAYERS) } else { layer + 1..LAYERS.min(layer + 2) } {
-                let foresee = vwd_decoder_foresee_args { layer: ahead as u32, q: self.layers[ahead][3].c(), ..args() };
-                // SAFETY: the tensors outlive the stream's work.
-                assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, std::ptr::null(), &foresee, stream) });
+                self.foresee(step, ahead);
             }
-            // SAFETY: as above.
-            assert_ok(unsafe { vwd_decoder_attend(self.decoder.0, &self.attend_args(layer), stream) });
+            // SAFETY: the tensors outlive the stream's work.
+            assert_ok(unsafe { vwd_decoder_attend(self.decoder.0, &self.attend_args(step, layer), stream) });
+        }
+    }
+
+    fn foresee(&self, step: &Step, layer: usize) {
+        let (from, rope): (_, vwd_rope) = (step.layers[layer][3].c(), args());
+        let mut foresee = vwd_decoder_foresee_args { layer: layer as u32, ..args() };
+        let mut forecast = std::ptr::null();
+        match &self.forecast {
+            None => foresee.q = from,
+            Some(own) => (forecast, foresee.x, foresee.rope) = (own.0.cast_const(), from, &raw const rope),
+        }
+        // SAFETY: the tensors and the forecast outlive the stream's work.
+        assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, forecast, &foresee, self.backend.stream()) });
+    }
+
+    /// Gives the rows of a step their lengths, tokens, first new tokens and modes.
+    fn place(&self, step: usize, rows: &[[i64; ROWS]; 4]) {
+        for (t, values) in self.steps[step].rows.iter().zip(rows) {
+            t.refill_ints(&Array::new(&[ROWS], values.to_vec()));
         }
     }
 }
 
-/// A strategy, what it predicts from, and whether attention is joined by the term for what lists leave out.
-type Way = (u32, u32, u32);
-
-const SERIAL: Way = (VWD_STRATEGY_SERIAL, 0, 0);
-const STRATEGIES: [Way; 3] = [
-    (VWD_STRATEGY_PRR, VWD_PREDICT_SCORES, 0),
-    (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN, 0),
-    (VWD_STRATEGY_FORESEEN, 0, 0),
-];
-const WITH_REMAINDER: [Way; 2] = [(VWD_STRATEGY_SERIAL, 0, 1), (VWD_STRATEGY_FORESEEN, 0, 1)];
-
-fn all() -> impl Iterator<Item = Way> {
-    [SERIAL].into_iter().chain(STRATEGIES).chain(WITH_REMAINDER)
-}
-
 fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
     for way in all() {
+        compare(backend.times(500), &[0; 2].map(|_| Side::new(backend, way, std::ptr::null())));
+    }
+}
+
+/// By each strategy of the steps that draft, FORESEEN with a forecast in the graph.
+fn decoder_replays_a_round_of_drafts(backend: &Backend) {
+    let foreseen = Way { by_forecast: true, ..FORESEEN };
+    for way in [SERIAL, BY_SCORES, PRR_FORESEEN, foreseen, Way { remainder: 1, ..SERIAL }] {
+        let way = Way { is_round: true, ..way };
         compare(backend.times(500), &[0; 2].map(|_| Side::new(backend, way, std::ptr::null())));
     }
 }
@@ -230,54 +347,139 @@ fn decoder_replays_what_its_budget_decided_at_the_capture(backend: &Backend) {
     }
 }
 
-/// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same.
+/// Sequences of the rows: their tokens, 0 before the first one came.
+struct Rows([i64; ROWS]);
+
+impl Rows {
+    /// The rows' first new tokens, where `most` tokens are to come. A sequence takes the place of one that is full, or now and then of another one: its
+    /// prompt is what the pages hold.
+    fn begin(&mut self, rng: &mut Rng, most: usize) -> [i64; ROWS] {
+        self.0.each_mut().map(|len| {
+            let is_full = *len as usize + most > MAX_PAGES * PAGE;
+            if *len > 0 && !is_full && !rng.one_in(40) {
+                return i32::MAX as i64;
+            }
+            *len = rng.int(60..=(MAX_PAGES * PAGE - 20) as i64);
+            0
+        })
+    }
+
+    /// A step of one token a row.
+    fn step(&mut self, rng: &mut Rng, sides: &[Side]) {
+        let begin = self.begin(rng, 1);
+        let mut modes = [VWD_DECODER_SPARSE as i64; ROWS];
+        for i in 0..ROWS {
+            if rng.one_in(8) {
+                modes[i] = rng.int(0..=2);
+            }
+            // A row that is skipped is not summarised: it begins with the next step.
+            if modes[i] == VWD_DECODER_SKIP as i64 && begin[i] == 0 {
+                modes[i] = VWD_DECODER_DENSE as i64;
+            }
+            self.0[i] += (modes[i] != VWD_DECODER_SKIP as i64) as i64;
+        }
+        sides.iter().for_each(|side| side.place(0, &[self.0, [1; ROWS], begin, modes]));
+    }
+
+    /// The steps of a round: so many drafts of each row, and one token more in the step that verifies them. Rows without drafts take no part now and
+    /// then; the rows that do.
+    fn round(&mut self, rng: &mut Rng, sides: &[Side]) -> [bool; ROWS] {
+        let begin = self.begin(rng, GAMMA + 1);
+        let gammas = [(); ROWS].map(|()| rng.int(0..=GAMMA as i64));
+        let is_taken = std::array::from_fn(|i| gammas[i] > 0 || begin[i] == 0 || rng.one_in(2));
+        let lens = |of: &dyn Fn(usize) -> i64| std::array::from_fn(|i| self.0[i] + of(i));
+        for n in 0..GAMMA as i64 {
+            let drafts = |i: usize| n < gammas[i];
+            let modes = std::array::from_fn(|i| if drafts(i) { VWD_DECODER_SPARSE } else { VWD_DECODER_SKIP } as i64);
+            let begin = if n == 0 { begin } else { [i32::MAX as i64; ROWS] };
+            let rows = [lens(&|_| n + 1), [1; ROWS], begin, modes];
+            sides.iter().for_each(|side| side.place(n as usize, &rows));
+        }
+        let modes = is_taken.map(|is_taken| if is_taken { VWD_DECODER_DENSE } else { VWD_DECODER_SKIP } as i64);
+        let begin = std::array::from_fn(|i| if gammas[i] == 0 { begin[i] } else { i32::MAX as i64 });
+        let rows = [lens(&|i| gammas[i] + 1), gammas.map(|gamma| gamma + 1), begin, modes];
+        let target = Array::from_fn(&[ROWS, GAMMA + 1], |_| rng.int(0..=2));
+        let draft = Array::from_fn(&[ROWS, GAMMA], |at| if rng.one_in(4) { 3 } else { target[[at[0], at[1]]] });
+        for side in sides {
+            side.place(GAMMA, &rows);
+            let verdict = side.verdict.as_ref().expect("a round");
+            verdict.draft.refill_ints(&draft);
+            verdict.target.refill_ints(&target);
+            verdict.lens.refill_ints(&Array::new(&[ROWS], gammas.to_vec()));
+            let sequences = (0..ROWS).map(|i| if is_taken[i] { i as i64 } else { -1 });
+            verdict.sequences.refill_ints(&Array::new(&[ROWS], sequences.collect()));
+        }
+        is_taken
+    }
+}
+
+/// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step or round is captured once, give the same.
 fn compare(replays: usize, sides: &[Side]) {
     rounds(1, |rng| {
         sides.iter().for_each(Side::reserve);
         let (captured, eager) = sides.split_last().expect("decoders");
         let graph = Graph::capture(captured.backend.stream().cast(), || captured.enqueue());
-        let mut lens = [0i64; ROWS];
+        let mut rows = Rows([0; ROWS]);
+        let mut accepted = 0;
         for replay in 0..replays {
-            let (mut begin, mut modes) = ([i32::MAX as i64; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]);
-            for i in 0..ROWS {
-                let is_full = lens[i] as usize == MAX_PAGES * PAGE;
-                if lens[i] == 0 || is_full || rng.one_in(40) {
-                    // Another sequence, whose prompt is what the pages hold.
-                    lens[i] = rng.int(60..=(MAX_PAGES * PAGE - 20) as i64);
-                    begin[i] = 0;
+            let is_taken = match sides[0].verdict {
+                Some(_) => rows.round(rng, sides),
+                None => {
+                    rows.step(rng, sides);
+                    [false; ROWS]
                 }
-                if rng.one_in(8) {
-                    modes[i] = rng.int(0..=2);
-                }
-                // A row that is skipped is not summarised: it begins with the next step.
-                if modes[i] == VWD_DECODER_SKIP as i64 && begin[i] == 0 {
-                    modes[i] = VWD_DECODER_DENSE as i64;
-                }
-                lens[i] += (modes[i] != VWD_DECODER_SKIP as i64) as i64;
-            }
-            let ints = |values: &[i64]| Array::new(&[ROWS], values.to_vec());
-            let contents: Vec<Vec<Array<f64>>> = sides[0]
-                .layers
-                .iter()
-                .map(|layer| layer[..4].iter().map(|t| rng.normals(&t.read_floats().shape)).collect())
-                .collect();
-            for side in sides {
-                side.lens.refill_ints(&ints(&lens));
-                side.begin.refill_ints(&ints(&begin));
-                side.modes.refill_ints(&ints(&modes));
-                for (tensors, values) in side.layers.iter().zip(&contents) {
-                    tensors.iter().zip(values).for_each(|(t, values)| t.refill_floats(values));
+            };
+            for n in 0..sides[0].steps.len() {
+                for layer in 0..LAYERS {
+                    let of = |side: &Side| side.steps[n].layers[layer].each_ref().map(|t| t.shape.clone());
+                    let contents: Vec<Array<f64>> =
+                        of(&sides[0])[..4].iter().map(|extents| rng.normals(extents)).collect();
+                    for side in sides {
+                        side.steps[n].layers[layer]
+                            .iter()
+                            .zip(&contents)
+                            .for_each(|(t, values)| t.refill_floats(values));
+                    }
                 }
             }
             eager.iter().for_each(Side::enqueue);
             graph.replay();
-            for layer in 0..LAYERS {
-                let outs: Vec<_> = sides.iter().map(|side| side.layers[layer][4].read_raw()).collect();
-                for (n, found) in outs.iter().enumerate().skip(1) {
-                    let about = format!("decoder {n}, {}; replay {replay}, layer {layer}; {lens:?}", sides[n].about);
-                    assert!(*found == outs[0], "{about}");
+            let about = |n: usize| format!("decoder {n}, {}; replay {replay}, {:?} tokens", sides[n].about, rows.0);
+            for step in 0..sides[0].steps.len() {
+                for layer in 0..LAYERS {
+                    let out = |side: &Side| side.steps[step].layers[layer][4].read_raw();
+                    let wanted = out(&sides[0]);
+                    for (n, side) in sides.iter().enumerate().skip(1) {
+                        assert!(out(side) == wanted, "{}, step {step}, layer {layer}", about(n));
+                    }
+                }
+            }
+            let verdicts: Vec<_> = sides.iter().filter_map(|side| side.verdict.as_ref().map(|of| (side, of))).collect();
+            let said = |&(side, of): &(&Side, &Verdict)| {
+                let words = |t: vwd_tensor| {
+                    let mut bytes = vec![0; t.shape[0] as usize * 4];
+                    side.backend.read(t.data as usize, &mut bytes);
+                    bytes
+                };
+                let mut details: vwd_decoder_details = args();
+                // SAFETY: the arguments are valid.
+                assert_ok(unsafe { vwd_decoder_info(side.decoder.0, &mut details) });
+                let vwd_decoder_details { draft_lens, acceptance, drafted, accepted, .. } = details;
+                let tokens = [&of.accepted, &of.next, &of.committed].map(|t| t.read_ints().data);
+                (tokens, [draft_lens, acceptance, drafted, accepted].map(words))
+            };
+            for (n, verdict) in verdicts.iter().enumerate().skip(1) {
+                assert!(said(verdict) == said(&verdicts[0]), "{}, verdict", about(n));
+            }
+            if let Some((_, verdict)) = verdicts.first() {
+                // What was rejected is written again in the next round.
+                let of_rows = verdict.accepted.read_ints();
+                for i in (0..ROWS).filter(|&i| is_taken[i]) {
+                    rows.0[i] += of_rows[[i]] + 1;
+                    accepted += of_rows[[i]];
                 }
             }
         }
+        assert!(sides[0].verdict.is_none() || accepted > 0, "no draft was accepted");
     });
 }
