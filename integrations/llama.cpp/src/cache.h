@@ -4,6 +4,7 @@
 #include "memory.h"
 #include "sequence.h"
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -75,6 +76,10 @@ class Cache {
     int64_t rows_in_use = INT64_MAX;
     /** Values are stored transposed: attention never comes. */
     bool no_attention = false;
+    /** Writes offered since the last attention that the library can take. */
+    size_t writes_alone = 0;
+    /** Whether those were of two graphs or more. A graph's writes of keys and values are offered once, and before its attentions. */
+    bool is_unread() const { return writes_alone > 4 * std::max<size_t>(layers_.size(), 1); }
 
     bool fits(int64_t cells, int64_t streams, const Memory &memory) const {
         return cells == cells_ && streams == streams_ && &memory == &memory_;

@@ -39,7 +39,7 @@ bool can_write(const ggml_tensor *op) {
 
 /**
  * Which writes are followed: all of a new cache, whose first keys say that it is in use, and those of a cache in which tokens are
- * selected.
+ * selected. Where no attention can be taken, as of MLA or with ALiBi, they are left to ggml after a few graphs, which they would only cut.
  */
 bool takes_write(const ggml_tensor *op, char kind) {
     std::shared_ptr<Cache> cache = find_cache(op->view_src);
@@ -54,7 +54,8 @@ bool takes_write(const ggml_tensor *op, char kind) {
         return true;
     }
     std::lock_guard<std::mutex> guard(cache->mutex);
-    if (!cache->no_attention && !leaves_to_ggml() && cache->rows_in_use > options.dense_below_on(false)) {
+    cache->writes_alone += 1;
+    if (!cache->no_attention && !cache->is_unread() && !leaves_to_ggml() && cache->rows_in_use > options.dense_below_on(false)) {
         return true;
     }
     if (kind == 'k') {
@@ -75,6 +76,7 @@ bool takes_attention(const ggml_tensor *op) {
         if (cache != nullptr) {
             std::lock_guard<std::mutex> guard(cache->mutex);
             cache->rows_in_use = node.k->ne[1];
+            cache->writes_alone = 0;
         }
         reason = node.rows * node.streams > options.rows           ? &counters.declined_rows
                  : cache == nullptr                                ? &counters.declined_early

@@ -7,6 +7,7 @@
  * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
+ * embed   embeddings of a prompt of each sequence, and of steps after it; an encoder has further prompts instead of steps
  * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
  *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied
@@ -23,6 +24,7 @@ static const char *device_name, *prompter_name, *depths = "4096", *variants = "s
 static const char *tracer_path, *trace_path;
 static int ubatch = 512, warm = 8, traced = 5;
 static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
+static int embeds = 0, pooling = POOLING_OF_MODEL;
 
 static struct llama_model *model;
 static int vocabulary;
@@ -110,6 +112,8 @@ static struct llama_context *new_context(struct llama_model *of) {
     p.n_threads = p.n_threads_batch = threads;
     p.flash_attn_type = flash;
     p.type_k = p.type_v = type_k;
+    p.pooling_type = pooling;
+    set_flag(&p, FLAG_EMBEDDINGS, embeds != 0);
     set_flag(&p, FLAG_KV_UNIFIED, unified != 0);
     set_flag(&p, FLAG_SWA_FULL, swa_full != 0);
     struct llama_context *context = llama_init_from_model(of, p);
@@ -155,6 +159,23 @@ static int decode(struct llama_context *context, struct llama_batch *batch) {
     int status = llama_decode(context, *batch);
     batch->n_tokens = 0;
     return status;
+}
+
+/* What a decoder with an encoder attends to: the first tokens of the text, encoded. */
+static void encode_if_needed(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens) {
+    if (!llama_model_has_encoder(model)) {
+        return;
+    }
+    for (int s = 0; s < sequences; ++s) {
+        for (int i = 0; i < 40 + s; ++i) {
+            push(batch, tokens[i], i, s, true);
+        }
+    }
+    const int status = llama_encode(context, *batch);
+    batch->n_tokens = 0;
+    if (status != 0) {
+        fail("the text could not be encoded");
+    }
 }
 
 static void prefill_from(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int from, int n, llama_seq_id id) {
@@ -377,6 +398,7 @@ static void cases(void) {
     llama_token *tokens = read_tokens(&n);
     struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(512, 0, 1);
+    encode_if_needed(context, &batch, tokens);
     for (int s = 0; s < sequences; ++s) {
         prefill(context, &batch, tokens + 7 * s, depth + 11 * s, s);
     }
@@ -396,6 +418,57 @@ static void cases(void) {
         }
     }
     printf("sum %.10e\n", sum / count / sequences / vocabulary);
+    print_counters();
+    llama_batch_free(batch);
+    llama_free(context);
+    free(tokens);
+}
+
+/* ---- embeddings ---- */
+
+/* Every bit of the numbers is printed. */
+static void print_embeddings(struct llama_context *context, const int *last_rows) {
+    const int channels = llama_model_n_embd(model);
+    for (int s = 0; s < sequences; ++s) {
+        const float *found = pooling == POOLING_NONE ? llama_get_embeddings_ith(context, last_rows[s]) : llama_get_embeddings_seq(context, s);
+        if (found == NULL) {
+            fail("there is no embedding");
+        }
+        printf("embedding");
+        for (int c = 0; c < channels; ++c) {
+            printf(" %a", (double)found[c]);
+        }
+        printf("\n");
+    }
+}
+
+/* The first call has the prompts of all sequences, each further one `batch_rows` tokens of each; for an encoder, those before them again, too. */
+static void embed(void) {
+    int n = 0;
+    llama_token *tokens = read_tokens(&n);
+    embeds = 1;
+    struct llama_context *context = new_context(model);
+    const bool is_encoder = llama_get_memory(context) == NULL;
+    struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
+    int last_rows[16];
+    if (sequences > 16) {
+        fail("embed takes up to 16 sequences");
+    }
+    for (int i = 0; i <= count; ++i) {
+        for (int s = 0; s < sequences; ++s) {
+            const int end = depth + 11 * s + i * batch_rows;
+            for (int at = i == 0 || is_encoder ? 0 : end - batch_rows; at < end; ++at) {
+                push(&batch, tokens[7 * s + at], at, s, true);
+            }
+            last_rows[s] = batch.n_tokens - 1;
+        }
+        const int status = is_encoder ? llama_encode(context, batch) : llama_decode(context, batch);
+        batch.n_tokens = 0;
+        if (status != 0) {
+            fail("a batch could not be computed");
+        }
+        print_embeddings(context, last_rows);
+    }
     print_counters();
     llama_batch_free(batch);
     llama_free(context);
@@ -646,7 +719,7 @@ static void compare(void) {
 
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|bench|compare|memory [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|embed|bench|compare|memory [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -655,7 +728,7 @@ int main(int argc, char **argv) {
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
                    {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
-                   {"swa_full", &swa_full}, {"random_text", &random_text}};
+                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
@@ -711,6 +784,8 @@ int main(int argc, char **argv) {
         random_run();
     } else if (strcmp(command, "cases") == 0) {
         cases();
+    } else if (strcmp(command, "embed") == 0) {
+        embed();
     } else if (strcmp(command, "bench") == 0) {
         bench();
     } else if (strcmp(command, "compare") == 0) {

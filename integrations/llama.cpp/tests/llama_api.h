@@ -25,6 +25,7 @@ struct llama_memory;
 
 enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_BF16 = 30 };
 enum { FLASH_AUTO = -1, FLASH_OFF = 0, FLASH_ON = 1 };
+enum { POOLING_OF_MODEL = -1, POOLING_NONE = 0, POOLING_MEAN = 1, POOLING_CLS = 2, POOLING_LAST = 3 };
 
 struct model_params {
     void *const *devices; /* ends with NULL; NULL: all */
@@ -80,6 +81,11 @@ struct llama_batch {
     X(struct llama_batch, llama_batch_init, (int32_t tokens, int32_t embd, int32_t sequences))                                 \
     X(void, llama_batch_free, (struct llama_batch batch))                                                                      \
     X(int32_t, llama_decode, (struct llama_context * context, struct llama_batch batch))                                       \
+    X(int32_t, llama_encode, (struct llama_context * context, struct llama_batch batch))                                       \
+    X(bool, llama_model_has_encoder, (const struct llama_model *model))                                                        \
+    X(int32_t, llama_model_n_embd, (const struct llama_model *model))                                                          \
+    X(float *, llama_get_embeddings_ith, (struct llama_context * context, int32_t i))                                          \
+    X(float *, llama_get_embeddings_seq, (struct llama_context * context, llama_seq_id id))                                    \
     X(void, llama_synchronize, (struct llama_context * context))                                                               \
     X(float *, llama_get_logits_ith, (struct llama_context * context, int32_t i))                                              \
     X(struct llama_memory *, llama_get_memory, (const struct llama_context *context))                                          \

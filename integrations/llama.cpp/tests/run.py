@@ -4,6 +4,7 @@
 BUILD is where the library and its test programs were built. VANWARD_LLAMA_LONG=1 runs every test at full length.
 """
 
+import math
 import os
 import pathlib
 import re
@@ -39,10 +40,16 @@ class Output:
         self.sum = lines.get("sum")
         self.tops = lines.get("tops", "").split()
         self.leads = [float(lead) for lead in lines.get("leads", "").split()]
+        self.embeddings = [[float.fromhex(number) for number in found.split()] for found in re.findall(r"^embedding (.*)$", text, re.MULTILINE)]
         self.loss = float(lines["tokens"].split()[2]) if "tokens" in lines else None
 
     def __getitem__(self, counter):
         return self.counters.get(counter, 0)
+
+
+def difference(ours, stock):
+    """The largest relative norm of the difference of two embeddings."""
+    return max(math.dist(a, b) / math.hypot(*b) for a, b in zip(ours, stock, strict=True))
 
 
 def run(release, model, options, command, further=None, **arguments):
@@ -70,6 +77,10 @@ class WithRelease:
         cls.tiny = releases.tiny(BUILD)
         cls.windows = releases.tiny(BUILD, "gemma2")
         cls.sinks = releases.tiny(BUILD, "gpt-oss")
+        cls.encoder = releases.tiny(BUILD, "bert")
+        cls.encoder_decoder = releases.tiny(BUILD, "t5")
+        cls.biases = releases.tiny(BUILD, "bloom")
+        cls.latent = releases.tiny(BUILD, "deepseek2")
 
     def random_operations(self, model, options, operations, seed, threads=1):
         out = run(self.release, model, {"DENSE_BELOW": 0, "CHECK": 1, **options}, "random", operations=operations, seed=seed, threads=threads)
@@ -148,6 +159,47 @@ class WithRelease:
                 ours = self.cases(self.tiny, options, **arguments)
                 self.assertEqual(ours.sum, stock.sum)
                 self.assertEqual(ours["sparse"] + ours["dense"], 0)
+
+    def assert_only_declined(self, ours, name):
+        """Whatever attention there was is ggml's for its type, and writes are left to ggml after a few graphs."""
+        self.assertGreater(ours["declined_type"], 0, name)
+        self.assertEqual(sum(ours[counter] for counter in ["sparse", "dense", "passed", "errors"]), 0, name)
+        self.assertLessEqual(ours["writes"], 24, name)
+
+    def test_an_encoder_without_a_cache_has_the_bits_of_stock(self):
+        # With texts of 5 tokens it is not the number of rows that leaves attention to ggml.
+        for depth, pooling in [(5, 0), (5, 1), (60, 1), (60, 2), (60, 3)]:
+            arguments = {"depth": depth, "count": 2, "sequences": 2, "pooling": pooling, "random_text": 1}
+            stock = run(self.release, self.encoder, None, "embed", **arguments)
+            ours = run(self.release, self.encoder, {**self.COMMON, "DENSE_BELOW": 0}, "embed", **arguments)
+            self.assertEqual(len(ours.embeddings), 6)
+            self.assertEqual(ours.embeddings, stock.embeddings, arguments)
+            self.assert_only_declined(ours, arguments)
+            self.assertEqual(ours["writes"], 0)
+
+    def test_biases_latent_keys_and_what_an_encoder_gives_to_a_decoder_have_the_bits_of_stock(self):
+        for model in [self.biases, self.latent, self.encoder_decoder]:
+            # llama.cpp itself takes T5 with one stream only.
+            arguments = {"depth": 60, "count": 6, "context": 1024, "sequences": 6, "unified": 1, "random_text": 1}
+            stock = self.cases(model, None, **arguments)
+            ours = self.cases(model, {**self.COMMON, "DENSE_BELOW": 0}, **arguments)
+            self.assertEqual(ours.sum, stock.sum, model.name)
+            self.assert_only_declined(ours, model.name)
+
+    def test_embeddings_of_a_decoder_are_those_of_stock(self):
+        for pooling, unified in [(0, 0), (1, 1), (3, 1)]:
+            # llama.cpp's mean over rows wants a batch whose rows are a multiple of the sequences.
+            arguments = {"depth": 60, "count": 3, "rows": 3, "context": 1024, "sequences": 4, "unified": unified, "pooling": pooling, "random_text": 1}
+            stock = run(self.release, self.tiny, None, "embed", **arguments)
+            for options in [{"STRATEGY": "dense"}, {"BUDGET": "100%"}]:
+                ours = run(self.release, self.tiny, {**self.COMMON, "DENSE_BELOW": 0, "CHECK": 1, **options}, "embed", **arguments)
+                self.assertGreater(ours["sparse"] + ours["dense"], 0)
+                self.assertEqual(ours["wrong_outputs"] + ours["wrong_tokens"] + ours["wrong_summaries"] + ours["errors"], 0)
+                # Prompts in one stream are ggml's: more rows than Vanward takes.
+                self.assertTrue(ours.embeddings[:4] == stock.embeddings[:4] or not unified)
+                self.assertNotEqual(ours.embeddings, stock.embeddings)
+                # ggml sums values in float16.
+                self.assertLess(difference(ours.embeddings, stock.embeddings), 1e-2)
 
     def test_a_wrong_option_is_refused_with_words_and_llama_goes_on(self):
         line = self.release.command(DRIVER, self.tiny, "cases", "depth=20", "count=2", "random_text=1")
