@@ -2,6 +2,7 @@
 //! empty and events always over; a capture writes it down, and a graph does it in the order of writing.
 
 use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Node, Work, settings};
+use crate::failures::fails;
 use crate::memory::Fault;
 use crate::streams::Works;
 use cudarc::driver::sys::*;
@@ -133,6 +134,9 @@ macro_rules! driver {
                         Err(_) => panic!(),
                     }
                 });
+                if fails(stringify!($name)) {
+                    return R::CUDA_ERROR_OUT_OF_MEMORY;
+                }
                 // SAFETY: the caller's.
                 unsafe { $body }
             }

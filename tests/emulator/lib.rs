@@ -3,7 +3,8 @@
 //! README.md says how it is used, what it knows, what it checks beyond hardware and what it cannot see, and names the files in reading order.
 //!
 //! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, matrix: what they
-//! do; races: what they must not; streams: what orders launches; device, driver: what a program sees of it.
+//! do; races: what they must not; streams: what orders launches; device, driver, failures: what a program
+//! sees of it.
 
 mod access;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod copies;
 mod decode;
 mod device;
 mod driver;
+mod failures;
 mod instruction;
 mod machine;
 mod matrix;

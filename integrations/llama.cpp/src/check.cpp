@@ -128,6 +128,7 @@ void Attention::check_summaries(const Node &node, const Layer &layer, const Batc
         const vwd_index_update_args update = update_of(index, node, alone);
         if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
             failed("vwd_index_update of a check");
+            continue;  // there is nothing to compare with
         }
         memory_.wait();
         for (int64_t block = 0; block < blocks; ++block) {

@@ -177,7 +177,12 @@ void *GpuMemory::allocate(size_t bytes) {
         throw std::bad_alloc();
     }
     if (gpu_.is_host()) {
-        gpu_.reach(buffer);
+        try {
+            gpu_.reach(buffer);
+        } catch (...) {
+            ggml.ggml_backend_buffer_free(buffer);
+            throw;
+        }
     }
     void *data = ggml.ggml_backend_buffer_get_base(buffer);
     buffers_[data] = buffer;
@@ -185,7 +190,7 @@ void *GpuMemory::allocate(size_t bytes) {
 }
 
 void GpuMemory::release(void *data) {
-    wait();
+    cuda.cuStreamSynchronize(stream);  // called by destructors, which must not throw
     ggml.ggml_backend_buffer_free(buffers_.at(data));
     buffers_.erase(data);
 }

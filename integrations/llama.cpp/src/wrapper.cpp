@@ -79,8 +79,8 @@ const int32_t *Mirror::show(const int32_t *values, size_t count) {
         here_.clear();
     }
     if (!std::equal(values, values + count, here_.begin(), here_.end())) {
+        there_.put(0, values, count);  // throws where nothing was copied
         here_.assign(values, values + count);
-        there_.put(0, values, count);
     }
     return there_.data();
 }
@@ -115,7 +115,7 @@ Wrapper::~Wrapper() {
     readings_.clear();
     if (memory_ != nullptr) {
         InContext current(gpu_.context());
-        memory_->wait();
+        cuda.cuStreamSynchronize(memory_->stream);
         steps_.clear();
         release_caches(this);
         mirrors_.clear();
@@ -143,7 +143,7 @@ void Wrapper::enter() {
         return;
     }
     ggml.ggml_backend_event_record(entered_, inner_);
-    cuda.cuStreamWaitEvent(memory_->stream, entered_->context, 0);
+    must(cuda.cuStreamWaitEvent(memory_->stream, entered_->context, 0), "cuStreamWaitEvent");
 }
 
 void Wrapper::leave() {
@@ -151,7 +151,7 @@ void Wrapper::leave() {
         memory_->wait();
         return;
     }
-    cuda.cuEventRecord(left_->context, memory_->stream);
+    must(cuda.cuEventRecord(left_->context, memory_->stream), "cuEventRecord");
     ggml.ggml_backend_event_wait(inner_, left_);
 }
 
@@ -408,20 +408,24 @@ bool Wrapper::attend(const Cut &cut) {
     if (plan.placed.empty()) {
         return false;
     }
-    enter();
     bool done = true;
     std::lock_guard<std::mutex> guard(plan.cache->mutex);
-    for (const Batch &batch : batches_of(cut)) {
-        done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session());
-        if (options.check && done && gpu_.is_host()) {
-            memory_->wait();
-            attention_->check_results(cut.node, batch);
-            if (!batch.is_late) {
-                attention_->check_summaries(cut.node, *cut.layer, batch, gpu_.session());
+    try {
+        enter();
+        for (const Batch &batch : batches_of(cut)) {
+            done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session());
+            if (options.check && done && gpu_.is_host()) {
+                memory_->wait();
+                attention_->check_results(cut.node, batch);
+                if (!batch.is_late) {
+                    attention_->check_summaries(cut.node, *cut.layer, batch, gpu_.session());
+                }
             }
         }
+    } catch (const std::exception &error) {
+        done = failed(error);
     }
-    leave();
+    leave();  // ggml waits for what was enqueued before a failure, too
     if (!done) {
         plan.cache->forget();
     }
@@ -450,14 +454,21 @@ bool Wrapper::update_late() {
             if (!batch.is_late) {
                 continue;
             }
-            if (!attention_->update_late(layers, batch, gpu_.session())) {
+            bool is_updated = false;
+            try {
+                is_updated = attention_->update_late(layers, batch, gpu_.session());
+                if (is_updated && options.check && gpu_.is_host()) {
+                    memory_->wait();
+                    for (const auto &[node, layer] : layers) {
+                        attention_->check_summaries(*node, *layer, batch, gpu_.session());
+                    }
+                }
+            } catch (const std::exception &error) {
+                is_updated = failed(error);
+            }
+            if (!is_updated) {
                 plan.cache->forget();
                 done = false;
-            } else if (options.check && gpu_.is_host()) {
-                memory_->wait();
-                for (const auto &[node, layer] : layers) {
-                    attention_->check_summaries(*node, *layer, batch, gpu_.session());
-                }
             }
         }
     }
@@ -672,16 +683,52 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
         return pass_whole(graph);
     }
     InContext current(gpu_.context());
+    bool is_ours = false;
+    try {
+        is_ours = prepare();
+    } catch (const std::exception &error) {  // nothing of the graph is computed yet
+        failed(error);
+        forget();
+        counters.passed += cuts_.size();
+    }
+    if (!is_ours) {
+        return pass_whole(graph);
+    }
+    ggml_status status = GGML_STATUS_FAILED;
+    try {
+        if (run_captured(graph)) {
+            status = GGML_STATUS_SUCCESS;
+        } else {
+            counters.eager += 1;
+            status = run(graph);
+        }
+    } catch (const std::exception &error) {
+        failed(error);
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        forget();
+        return status;
+    }
+    try {
+        take_prints();
+    } catch (const std::exception &error) {
+        failed(error);
+        forget();
+    }
+    return status;
+}
+
+bool Wrapper::prepare() {
     ggml.ggml_reset(tensors_);
     alone_ = ggml.ggml_new_graph_custom(tensors_, 8, false);
     read_inputs();
     if (cuts_.empty() || !make_plans()) {
         counters.passed += cuts_.size();
-        return pass_whole(graph);
+        return false;
     }
     if (is_left()) {
         counters.declined_short += cuts_.size();
-        return pass_whole(graph);
+        return false;
     }
     mirrors_used_ = 0;
     for (Plan &plan : plans_) {
@@ -690,15 +737,30 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
             lay_out(plan);
         }
     }
-    ggml_status status = GGML_STATUS_SUCCESS;
-    if (!run_captured(graph)) {
-        counters.eager += 1;
-        status = run(graph);
+    return true;
+}
+
+bool Wrapper::failed(const std::exception &error) {
+    counters.errors += 1;
+    if (!has_failed_) {
+        has_failed_ = true;
+        log(GGML_LOG_LEVEL_ERROR, "vanward: a step failed and is left to ggml where that is possible: %s", error.what());
     }
-    if (status == GGML_STATUS_SUCCESS) {
-        take_prints();
+    return false;
+}
+
+void Wrapper::forget() {
+    readings_.clear();
+    auto forget_one = [](Cache &cache) {
+        std::lock_guard<std::mutex> guard(cache.mutex);
+        cache.forget();
+    };
+    for (const Plan &plan : plans_) {
+        forget_one(*plan.cache);
     }
-    return status;
+    for (const Write &write : writes_) {
+        forget_one(*write.cache);
+    }
 }
 
 ggml_status Wrapper::run(ggml_cgraph *graph) {

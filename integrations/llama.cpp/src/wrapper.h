@@ -7,6 +7,7 @@
 #include "gpu_memory.h"
 #include "step.h"
 
+#include <exception>
 #include <memory>
 
 namespace vanward {
@@ -67,6 +68,12 @@ class Wrapper {
         const float *keys;
         const ggml_tensor *layer = nullptr;
     };
+    /** Plans the step. Returns false where it is the wrapped backend's as a whole. */
+    bool prepare();
+    /** Counts an error, says the first one, and returns false. */
+    bool failed(const std::exception &error);
+    /** Forgets the summaries of the step's caches, as what it did to them is not known. */
+    void forget();
     ggml_status pass(ggml_cgraph *graph, int from, int to);
     ggml_status pass_whole(ggml_cgraph *graph);
     /** Passes nodes on as a graph of their own. */
@@ -113,7 +120,7 @@ class Wrapper {
     ggml_context *tensors_ = nullptr;
     ggml_cgraph *alone_ = nullptr;
     Steps steps_;
-    bool is_capturing_ = false;
+    bool is_capturing_ = false, has_failed_ = false;
     /** Stands before whatever is passed on during a capture, and is another one each time: ggml captures nothing itself then. */
     ggml_tensor nothing_ = {};
     std::vector<ggml_tensor *> with_nothing_;

@@ -25,6 +25,7 @@ static const char *tracer_path, *trace_path;
 static int ubatch = 512, warm = 8, traced = 5;
 static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 static int embeds = 0, pooling = POOLING_OF_MODEL;
+static int retries = 0; /* of batches that could not be computed, over the whole run */
 
 static struct llama_model *model;
 static int vocabulary;
@@ -157,6 +158,10 @@ static void push(struct llama_batch *batch, llama_token token, llama_pos pos, ll
 
 static int decode(struct llama_context *context, struct llama_batch *batch) {
     int status = llama_decode(context, *batch);
+    for (; status != 0 && retries > 0; --retries) {
+        printf("retried after %d\n", status);
+        status = llama_decode(context, *batch);
+    }
     batch->n_tokens = 0;
     return status;
 }
@@ -728,7 +733,7 @@ int main(int argc, char **argv) {
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
                    {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
-                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}};
+                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}, {"retries", &retries}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
