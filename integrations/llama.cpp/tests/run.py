@@ -431,6 +431,12 @@ class Graphs(unittest.TestCase):
         self.play("captures")
 
 
+class Picture(unittest.TestCase):
+    def test_the_picture_in_the_readme_shows_the_figures_of_the_pages(self):
+        done = subprocess.run([sys.executable, releases.ROOT / "benches/llama_plot.py", "--check"], stderr=subprocess.PIPE, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
 class Loading(unittest.TestCase):
     def load(self, version):
         done = subprocess.run([BUILD / "llama-refusals", LIBRARY, str(version)], stdout=subprocess.PIPE, text=True)
