@@ -78,6 +78,7 @@ pub fn computed(name: &str, results: usize, operands: usize) -> Option<Computed>
         "sub.s32" | "sub.u32" => binary(|a: u32, b: u32| a.wrapping_sub(b)),
         "sub.s64" | "sub.u64" => binary(|a: u64, b: u64| a.wrapping_sub(b)),
         "sub.s16" | "sub.u16" => binary(|a: u16, b: u16| a.wrapping_sub(b)),
+        "add.rm.f32" => binary(add_down),
         "sub.f32" | "sub.rn.f32" => binary(|a: f32, b: f32| a - b),
         "sub.f64" | "sub.rn.f64" => binary(|a: f64, b: f64| a - b),
         "mul.lo.s32" | "mul.lo.u32" => binary(|a: u32, b: u32| a.wrapping_mul(b)),
@@ -109,6 +110,7 @@ pub fn computed(name: &str, results: usize, operands: usize) -> Option<Computed>
         "div.rn.f32" | "div.approx.f32" => binary(|a: f32, b: f32| a / b),
         "div.rn.f64" => binary(|a: f64, b: f64| a / b),
         "rcp.rn.f32" | "rcp.approx.f32" | "rcp.approx.ftz.f32" => unary(|a: f32| 1.0 / a),
+        "rcp.rz.f32" => unary(reciprocal_towards_zero),
         "sqrt.rn.f32" | "sqrt.approx.f32" => unary(f32::sqrt),
         "sqrt.rn.f64" => unary(f64::sqrt),
         "rsqrt.approx.f32" => unary(|a: f32| (1.0 / (a as f64).sqrt()) as f32),
@@ -310,6 +312,23 @@ fn widen_bf16(bits: u16) -> f32 {
 /// As for [`to_bf16`].
 fn narrow_f16(x: f32) -> u16 {
     if x.is_nan() { 0x7fff } else { f16::from_f32(x).to_bits() }
+}
+
+/// The sum, rounded down.
+fn add_down(a: f32, b: f32) -> f32 {
+    let (wide, sum) = (a as f64 + b as f64, a + b);
+    // What the sum in float64 lacks of the exact one.
+    let of_b = wide - a as f64;
+    let rest = (a as f64 - (wide - of_b)) + (b as f64 - of_b);
+    let is_above = sum as f64 > wide || sum as f64 == wide && rest < 0.0;
+    if is_above { sum.next_down() } else { sum }
+}
+
+/// A reciprocal in the range of normal numbers, rounded towards zero.
+fn reciprocal_towards_zero(x: f32) -> f32 {
+    let nearest = 1.0 / x;
+    let is_too_far = nearest.is_finite() && (-nearest).mul_add(x, 1.0) < 0.0;
+    if is_too_far { f32::from_bits(nearest.to_bits() - 1) } else { nearest }
 }
 
 /// The product is exact in float64, and rarely is the sum not.
