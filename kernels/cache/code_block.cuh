@@ -8,13 +8,6 @@ constexpr uint32 THREADS = 128, WARPS = THREADS / WARP, MOST_CHANNELS = 256;
 
 __device__ inline uint32 element_bytes(uint32 type) { return type == FLOAT32 ? 4 : 2; }
 
-// There is one NaN on every machine.
-__device__ inline void store_number(char *to, uint32 type, float x) {
-    if (x == x) return store_element(to, type, x);
-    if (type == FLOAT32) as<uint32>(to) = 0x7fc00000;
-    else as<uint16>(to) = type == FLOAT16 ? 0x7e00 : 0x7fc0;
-}
-
 struct Shared {
     float mean[MOST_CHANNELS];
     float row[WARPS][MOST_CHANNELS];

@@ -5,6 +5,17 @@
 
 constexpr uint8 SCALE_NAN = 0x7f;
 
+// Stores a mean. There is one NaN on every machine.
+__device__ inline void store_number(char *to, uint32 type, float x) {
+    if (x == x) return store_element(to, type, x);
+    if (type == FLOAT32) as<uint32>(to) = 0x7fc00000;
+    else as<uint16>(to) = type == FLOAT16 ? 0x7e00 : 0x7fc0;
+}
+// What is loaded where x was stored.
+__device__ inline float round_number(float x, uint32 type) {
+    return type == FLOAT32 ? x : type == FLOAT16 ? widen_float16(narrow_float16(x)) : widen_bfloat16(narrow_bfloat16(x));
+}
+
 // The e4m3 number nearest to x, finite and not below 0: ties to even, 448 at most.
 __device__ inline uint8 nearest_e4m3(float x) {
     const uint32 bits = __float_as_uint(x);

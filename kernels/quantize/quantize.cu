@@ -17,59 +17,10 @@
 //
 // targets: compute_80
 
-#include "common/view.cuh"
 #include "quantize/code.cuh"
+#include "quantize/params.cuh"
 
 constexpr uint32 THREADS = 128, WARPS = THREADS / WARP;
-constexpr uint32 MOST_CHANNELS = 256, MOST_WEIGHTS = 576, MOST_TOKENS = 128, MOST_LAYERS = 48;
-
-// The tensors that a layer has of its own.
-struct LayerData {
-    char *k, *v, *codes_k, *codes_v, *k_scale, *v_scale, *means, *weights;  // weights may be null
-};
-
-// Strides in bytes, those of every layer. A table that is null gives sequence i page i and no other.
-struct QuantizeParams {
-    View<2> table, coded_table, mean_table;  // [B, pages of a sequence] int32
-    View<1> seq_lens, begin, coded_lens;     // [B] int32; begin may be null
-    int64 k[4], v[4];                        // [pages, P, Hk, D]
-    int64 codes_k[4], codes_v[4];            // [pages, P, Hk, D/2] uint8
-    int64 k_scale[3], v_scale[3];            // [pages, P, Hk] e4m3
-    int64 means[4];                          // [pages, rows, Hk, D]
-    int64 weights[2];                        // [Hk, D] float32
-    uint32 pages, page_size;                 // in the tensors, and tokens of one
-    uint32 coded_pages, coded_page_size;
-    uint32 mean_pages, mean_rows, mean_columns;
-    uint32 capacity;                         // tokens that both caches have room for
-    uint32 batch, heads, dim, value_dim, block, exact;
-    uint32 dtype, mean_type;                 // element types of keys and values, and of means
-    uint32 slices;
-    float factor, value_factor;              // of a rotated key and value
-    uint32 unused;
-    LayerData layer[MOST_LAYERS];
-};
-
-// A sample [T, heads, D].
-struct Sample {
-    const char *data;
-    int64 step[3];
-};
-
-struct WeightsParams {
-    Sample q, k;
-    char *weights;              // [Hk, D] float32
-    int64 weights_step[2];
-    uint32 q_tokens, k_tokens, group, dim, block, dtype;
-    float asked, tokens;        // query rows of a KV head, and key rows
-};
-#include "quantize/layout.cuh"
-
-// The page of the tensor that is page p of a sequence; below 0 where there is none.
-__device__ inline int32 find_page(const View<2> &table, uint32 seq, uint32 p, uint32 pages) {
-    if (!table) return p == 0 && seq < pages ? int32(seq) : -1;
-    const int32 page = as<int32>(table.at(seq, p));
-    return page >= 0 && uint32(page) < pages ? page : -1;
-}
 
 struct Shared {
     float mean[MOST_CHANNELS], weight[MOST_CHANNELS];
@@ -89,14 +40,8 @@ __device__ inline void find_mean(const QuantizeParams &p, const LayerData &layer
             for (uint32 t = 0; t < p.block; t++) mean = __fadd_rn(mean, load_query(layer.k + s.place[t] + c * p.k[3], p.dtype));
             char *const to = layer.means + page * p.means[0] + at * p.means[1] + head * p.means[2] + c * p.means[3];
             mean = __fdiv_rn(mean, float(p.block));
-            if (mean != mean) {
-                // There is one NaN on every machine.
-                if (p.mean_type == FLOAT32) as<uint32>(to) = 0x7fc00000;
-                else as<uint16>(to) = p.mean_type == FLOAT16 ? 0x7e00 : 0x7fc0;
-            } else {
-                store_element(to, p.mean_type, mean);
-                mean = load_query(to, p.mean_type);
-            }
+            store_number(to, p.mean_type, mean);
+            mean = round_number(mean, p.mean_type);
         }
         s.mean[c] = mean;
     }

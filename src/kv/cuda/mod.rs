@@ -45,6 +45,7 @@ use super::store::{Changed, Counters, Store};
 use super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Error, Result};
+use crate::ops::quantize::rows;
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
@@ -76,6 +77,8 @@ pub struct Kernels {
     drop: Kernel,
     rows: Kernel,
     code: Kernel,
+    /// Of rows of 64 and of 128 channels of 16 bits.
+    code_rows: [Kernel; 2],
     reopen: Kernel,
     compact: Kernel,
 }
@@ -87,6 +90,7 @@ impl cuda::Kernels for Kernels {
         source!("cache/copies", compute_80, compute_90),
         source!("cache/sequences", compute_80),
         source!("cache/coded", compute_80),
+        source!("cache/code_rows", compute_80),
         source!("cache/compact", compute_80),
     ];
 
@@ -104,6 +108,11 @@ impl cuda::Kernels for Kernels {
         let mut decoded_grid = plain(tuning::DECODE_CTAS, tuning::DECODE_THREADS);
         if modules.facts().capability >= 90 {
             decoded_grid.kind = fetch_decoded.sharing(tuning::MOST_STAGES).in_pairs(tuning::DECODE_THREADS);
+        }
+        let code_rows =
+            [modules.kernel("cache/code_rows", "cache_code_64")?, modules.kernel("cache/code_rows", "cache_code_128")?];
+        for kernel in &code_rows {
+            kernel.allow_shared(rows::most_shared(modules.facts()))?;
         }
         let give = modules.kernel(resolve, "cache_give")?;
         let sizes = if modules.facts().capability >= 90 { &[LARGEST_CLUSTER, 4, 2][..] } else { &[] };
@@ -127,6 +136,7 @@ impl cuda::Kernels for Kernels {
             drop: modules.kernel(sequences, "cache_drop")?,
             rows: modules.kernel(sequences, "cache_rows")?,
             code: modules.kernel("cache/coded", "cache_code")?,
+            code_rows,
             reopen: modules.kernel("cache/coded", "cache_reopen")?,
             compact: modules.kernel("cache/compact", "cache_compact")?,
         })
@@ -376,23 +386,36 @@ impl Layers {
         let per_row = self.per_row(enqueue, r, most.min(size) * heads);
         let grid = Grid { kind: enqueue.dependent_kind(), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
         let mut params = AppendParams::new(&layer, &self.cache, self.coding, r, per_row as u32);
-        let (code, to_code) =
-            (CodeParams { layer, cache: self.cache, coding }, plain(tuning::CODE_CTAS, tuning::CODE_THREADS));
+        let code = CodeParams { layer, cache: self.cache, coding };
+        let (coder, to_code) = self.coder(kernels, enqueue.facts(), &coding);
         // The pages that the last append listed, and may be written now, have been read, and its codes made.
         self.streams.write.join(enqueue, r.layer)?;
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
             if most <= size {
                 enqueue.launch(append, grid, [param(&params)])?;
-                return self.streams.write.launch(enqueue, r.layer, &kernels.code, to_code, [param(&code)]);
+                return self.streams.write.launch(enqueue, r.layer, &coder, to_code, [param(&code)]);
             }
             for window in 0..(most - 1).div_ceil(size) + 1 {
                 params.window = window as u32;
                 enqueue.launch(append, grid, [param(&params)])?;
-                enqueue.launch(&kernels.code, to_code, [param(&code)])?;
+                enqueue.launch(&coder, to_code, [param(&code)])?;
             }
         }
         Ok(())
+    }
+
+    /// The kernel that codes whole blocks, and its grid.
+    fn coder(&self, kernels: &Kernels, facts: &cuda::Facts, coding: &Coding) -> (Kernel, Grid) {
+        match rows::find(
+            facts,
+            [coding.dim, coding.value_dim].map(|dim| dim as usize),
+            coding.dtype,
+            self.cache.block_size(),
+        ) {
+            Some((n, shared)) => (kernels.code_rows[n].sharing(shared), plain(tuning::CODE_CTAS, rows::THREADS)),
+            None => (kernels.code, plain(tuning::CODE_CTAS, tuning::CODE_THREADS)),
+        }
     }
 
     fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {

@@ -449,9 +449,9 @@ kernel_struct! {
     pub struct Coding {
         parts: [u32; 4],
         mean: u32,
-        dim: u32,
-        value_dim: u32,
-        dtype: u32,
+        pub dim: u32,
+        pub value_dim: u32,
+        pub dtype: u32,
         factor: f32,
         value_factor: f32,
     }

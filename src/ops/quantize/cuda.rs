@@ -1,31 +1,42 @@
-//! Launches of the kernels of kernels/quantize/quantize.cu.
+//! Launches of the kernels of kernels/quantize.
 
 use super::block::rotation_factor;
-use super::{Layer, MOST_LAYERS, Request, WeightsRequest};
+use super::{Layer, MOST_LAYERS, Request, WeightsRequest, rows};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::int4::{Int4Kv, MAX_BLOCK, MAX_CODED};
 use crate::ops::views::MAX_DIM;
 use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
-use crate::runtime::cuda::views::{View, address, element_code, saturated};
+use crate::runtime::cuda::views::{View, address, element_code, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 pub struct Kernels {
     quantize: Kernel,
+    /// Of rows of 64 and of 128 channels of 16 bits.
+    rows: [Kernel; 2],
     weights: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("quantize/quantize", compute_80)];
+    const SOURCES: &[Source] = &[source!("quantize/quantize", compute_80), source!("quantize/rows", compute_80)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("quantize/quantize", name);
-        Ok(Kernels { quantize: kernel("kv_quantize")?, weights: kernel("kv_weights")? })
+        let of_rows = |name| {
+            let kernel = modules.kernel("quantize/rows", name)?;
+            kernel.allow_shared(rows::most_shared(modules.facts()))?;
+            Ok(kernel)
+        };
+        Ok(Kernels {
+            quantize: kernel("kv_quantize")?,
+            rows: [of_rows("kv_quantize_64")?, of_rows("kv_quantize_128")?],
+            weights: kernel("kv_weights")?,
+        })
     }
 }
 
 kernel_struct! {
-    /// Mirrors LayerData of kernels/quantize/quantize.cu.
+    /// Mirrors LayerData of kernels/quantize/params.cuh.
     #[derive(Clone, Copy)]
     struct LayerData {
         k: *mut u8,
@@ -40,7 +51,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors QuantizeParams of kernels/quantize/quantize.cu.
+    /// Mirrors QuantizeParams of kernels/quantize/params.cuh.
     struct QuantizeParams {
         table: View<2>,
         coded_table: View<2>,
@@ -81,7 +92,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors Sample of kernels/quantize/quantize.cu.
+    /// Mirrors Sample of kernels/quantize/params.cuh.
     struct Sample {
         data: *const u8,
         step: [i64; 3],
@@ -89,7 +100,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors WeightsParams of kernels/quantize/quantize.cu.
+    /// Mirrors WeightsParams of kernels/quantize/params.cuh.
     struct WeightsParams {
         q: Sample,
         k: Sample,
@@ -116,6 +127,15 @@ kernel_constants! {
 const THREADS: u32 = 128;
 /// CTAs that a multiprocessor runs at a time.
 const RESIDENT: usize = 8;
+
+/// The same of kernels/quantize/rows.cu.
+const ROWS_RESIDENT: usize = 5;
+
+/// Whether kernels/quantize/rows.cu can read and write the layer's rows.
+fn has_rows_of_16_bytes(layer: &Layer) -> bool {
+    let Layer { kv, int4 } = layer;
+    [&kv.k, &kv.v, &int4.k, &int4.v].into_iter().all(|t| has_aligned_rows(t, 16))
+}
 
 impl LayerData {
     const NONE: LayerData = {
@@ -162,14 +182,28 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let capacity = kv.pages.capacity().min(int4.pages.capacity());
     let blocks = capacity / int4.block_size;
     let lists = layers.saturating_mul(batch).saturating_mul(heads);
-    let slices = (RESIDENT * enqueue.facts().multiprocessors as usize).div_ceil(lists).min(blocks).max(1);
+    let kernels: &Kernels = enqueue.kernels();
+    let (mut data, mut has_rows) = ([LayerData::NONE; MOST_LAYERS], true);
+    for (n, data) in data.iter_mut().enumerate().take(layers) {
+        let is_aligned;
+        // SAFETY: the caller of the op keeps the structs valid.
+        (*data, is_aligned) = unsafe { r.with_layer(n, |layer| (LayerData::new(layer), has_rows_of_16_bytes(layer)))? };
+        has_rows &= is_aligned;
+    }
+    let (dims, dtype) = ([kv.k.dim(3), kv.v.dim(3)], element_code(kv.k.dtype));
+    let (kernel, threads, resident) = match rows::find(enqueue.facts(), dims, dtype, int4.block_size) {
+        Some((n, shared)) if has_rows => (kernels.rows[n].sharing(shared), rows::THREADS, ROWS_RESIDENT),
+        _ => (kernels.quantize, THREADS, RESIDENT),
+    };
+    // No CTA waits for another to end: the last ones would take as long as all.
+    let slices = (resident * enqueue.facts().multiprocessors as usize / lists.max(1)).min(blocks).max(1);
     let Some(ctas) = lists.checked_mul(slices).and_then(|n| i32::try_from(n).ok()) else {
         return Err(Error::unsupported(format!(
             "seq_lens: {batch} sequences of {heads} KV heads in {layers} layers; CUDA takes up to 2^31 − 1 together"
         )));
     };
     let table = |t: &Option<Tensor>| View::optional(t, |t| View::new(t, [0, 1]));
-    let mut params = QuantizeParams {
+    let params = QuantizeParams {
         table: table(&kv.pages.table),
         coded_table: table(&int4.pages.table),
         mean_table: table(&int4.mean_table),
@@ -198,23 +232,18 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         value_dim: kv.v.dim(3) as u32,
         block: int4.block_size as u32,
         exact: saturated(int4.exact_tokens),
-        dtype: element_code(kv.k.dtype),
+        dtype,
         mean_type: element_code(int4.means.dtype),
         slices: slices as u32,
         factor: rotation_factor(kv.k.dim(3)),
         value_factor: rotation_factor(kv.v.dim(3)),
         unused: 0,
-        layer: [LayerData::NONE; MOST_LAYERS],
+        layer: data,
     };
     debug_assert!(int4.block_size <= TOKENS && kv.k.dim(3).max(kv.v.dim(3)) <= CHANNELS && layers <= LAYERS);
-    for (n, data) in params.layer.iter_mut().enumerate().take(layers) {
-        // SAFETY: the caller of the op keeps the structs valid.
-        *data = unsafe { r.with_layer(n, LayerData::new)? };
-    }
-    let kernels: &Kernels = enqueue.kernels();
-    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: Kind::Plain };
+    let grid = Grid { ctas: ctas as u32, threads, kind: Kind::Plain };
     // SAFETY: QuantizeParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { enqueue.launch(&kernels.quantize, grid, [(&raw const params).cast()]) }
+    unsafe { enqueue.launch(&kernel, grid, [(&raw const params).cast()]) }
 }
 
 pub fn weights(enqueue: &Enqueue, r: &WeightsRequest) -> Result<()> {
@@ -247,6 +276,8 @@ pub fn weights(enqueue: &Enqueue, r: &WeightsRequest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::dtype::Float;
+    use crate::core::float8::F8E4M3;
     use crate::runtime::cuda::layout;
 
     #[test]
@@ -259,5 +290,22 @@ mod tests {
             kernel_constants(),
         ];
         layout::check("quantize", file!(), &structs);
+    }
+
+    /// The floor of a quotient by a scale as kernels/quantize/rows.cuh finds it, for every scale and all numbers near the edges of a code.
+    #[test]
+    fn products_have_the_floor_of_the_quotient() {
+        for scale in (1..0x7f).map(|bits| F8E4M3(bits).to_f32()) {
+            let nearest = 1.0 / scale;
+            let is_above = (-nearest).mul_add(scale, 1.0) < 0.0;
+            let reciprocal = f32::from_bits(nearest.to_bits() - is_above as u32);
+            let rest = (-reciprocal).mul_add(scale, 1.0) * reciprocal;
+            let edges = (1..=8).map(|n| (n as f32 * scale).to_bits()).flat_map(|edge| edge - 40..edge + 40);
+            let subnormal = (1..2000).chain((2000..f32::MIN_POSITIVE.to_bits()).step_by(9999));
+            for y in edges.chain(subnormal).map(f32::from_bits).flat_map(|y| [y, -y]) {
+                let product = y.mul_add(reciprocal, y * rest);
+                assert_eq!(product.floor(), (y / scale).floor(), "{y:e} over {scale}");
+            }
+        }
     }
 }

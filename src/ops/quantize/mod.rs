@@ -6,6 +6,7 @@
 pub mod block;
 mod cpu;
 mod cuda;
+pub(crate) mod rows;
 
 pub(crate) use cuda::Kernels;
 
