@@ -14,8 +14,8 @@ the last step of a replay leads to the first one of the next; the foreseen query
 timed, by the library's own selection and as many least-recently-used slots as are timed, to what a trace showed of attention over 16K
 tokens of Gemma-3-270M at the same share of the context, with slots of twice the selection: MISSED of a step's blocks have no slot without
 prefetch, and EXPOSED have none after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with
-prefetch (0.163 in the trace). The token of all steps has one position, so that no block leaves the tail: its miss, one in 64 steps, is
-not in the figures.
+prefetch (0.163 in the trace). The token of all steps has one position, so that no block leaves the tail: its copy to a slot, one in 64
+steps, is not in the figures.
 
 `dense` is attention over all tokens, of one position and of 9 as a round of 8 drafts is verified, in steps whose rows are dense: whole blocks are
 read in host memory. `gb` is what that reads in a second, in 10^9 bytes, and `over_copy` its time as a multiple of a plain copy of as
