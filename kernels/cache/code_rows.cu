@@ -11,6 +11,7 @@
 
 #include "cache/params.cuh"
 #include "cache/units.cuh"
+#include "cache/written.cuh"
 #include "common/barrier.cuh"
 #include "quantize/rows.cuh"
 
@@ -49,18 +50,12 @@ template <uint32 DIM> __device__ inline void code(const CodeParams &p) {
             row = codes + coding.parts[part] + t * (DIM / 2);
             scale = codes + coding.parts[part + 2] + t;
         };
-        code_rows(rows, tokens, coding.dtype, true, part ? coding.value_factor : coding.factor, channels,
-                  store_mean, place);
+        code_rows(rows, tokens, coding.dtype, true, part ? coding.value_factor : coding.factor, channels, store_mean, place);
         __syncthreads();
         copy_units<CODE_THREADS>(codes, cache.stored(p.layer, full.block, g), cache.run, threadIdx.x);
         __syncthreads();
     }
-    __syncthreads();  // all threads have read how many pages there are
-    if (threadIdx.x) return;
-    __threadfence();
-    if (atomicAdd(&clock.written, 1u) + 1 < gridDim.x) return;
-    __threadfence();  // after what the other CTAs did
-    clock.full = clock.written = 0;
+    end_coding(clock);
 }
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(CODE_THREADS)

@@ -28,6 +28,7 @@
 #include "cache/due.cuh"
 #include "cache/params.cuh"
 #include "cache/units.cuh"
+#include "cache/written.cuh"
 #include "common/barrier.cuh"
 #include "common/copies.cuh"
 
@@ -50,12 +51,7 @@ KERNEL cache_code(const __grid_constant__ CodeParams p) {
         copy_units<THREADS>(codes, p.cache.stored(p.layer, full.block, g), p.cache.run, threadIdx.x);
         __syncthreads();
     }
-    __syncthreads();  // all threads have read how many pages there are
-    if (threadIdx.x) return;
-    __threadfence();
-    if (atomicAdd(&clock.written, 1u) + 1 < gridDim.x) return;
-    __threadfence();  // after what the other CTAs did
-    clock.full = clock.written = 0;
+    end_coding(clock);
 }
 
 // Few CTAs, so that kernels on other streams have the rest of the device. Its dynamic shared memory has two stages of a run.

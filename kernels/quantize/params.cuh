@@ -54,3 +54,18 @@ __device__ inline int32 find_page(const View<2> &table, uint32 seq, uint32 p, ui
     const int32 page = as<int32>(table.at(seq, p));
     return page >= 0 && uint32(page) < pages ? page : -1;
 }
+
+// A weight as it counts: 1 where it is not a finite number above 0.
+__device__ inline float weight_of(float w) { return w > 0.0f && w <= 3.402823466e38f ? w : 1.0f; }
+
+// The blocks of a sequence that are to be coded.
+struct Blocks {
+    uint32 first, last;
+
+    __device__ Blocks(const QuantizeParams &p, uint32 seq) {
+        const uint32 tokens = min(uint32(max(as<int32>(p.seq_lens.at(seq)), 0)), p.capacity);
+        const uint32 begin = max(p.begin ? uint32(max(as<int32>(p.begin.at(seq)), 0)) : 0, p.exact);
+        first = begin / p.block + (begin % p.block > 0), last = tokens / p.block;
+    }
+    __device__ void store_length(const QuantizeParams &p, uint32 seq) const { as<int32>(p.coded_lens.at(seq)) = int32(last * p.block); }
+};

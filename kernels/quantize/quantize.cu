@@ -58,15 +58,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) kv_quantize(const __grid_c
     const LayerData &layer = p.layer[rest / p.batch];
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
 
-    const uint32 tokens = min(uint32(max(as<int32>(p.seq_lens.at(seq)), 0)), p.capacity);
-    const uint32 begin = max(p.begin ? uint32(max(as<int32>(p.begin.at(seq)), 0)) : 0, p.exact);
-    const uint32 first = begin / p.block + (begin % p.block > 0), last = tokens / p.block;
-    if (slice == 0 && head == 0 && rest / p.batch == 0 && threadIdx.x == 0) as<int32>(p.coded_lens.at(seq)) = int32(last * p.block);
-    for (uint32 c = threadIdx.x; c < p.dim; c += THREADS) {
-        const float w = layer.weights ? as<float>(layer.weights + head * p.weights[0] + c * p.weights[1]) : 1.0f;
-        s.weight[c] = w > 0.0f && w <= 3.402823466e38f ? w : 1.0f;
-    }
-    for (uint32 j = first + slice; j < last; j += p.slices) {
+    const Blocks blocks(p, seq);
+    if (slice == 0 && head == 0 && rest / p.batch == 0 && threadIdx.x == 0) blocks.store_length(p, seq);
+    for (uint32 c = threadIdx.x; c < p.dim; c += THREADS)
+        s.weight[c] = weight_of(layer.weights ? as<float>(layer.weights + head * p.weights[0] + c * p.weights[1]) : 1.0f);
+    for (uint32 j = blocks.first + slice; j < blocks.last; j += p.slices) {
         __syncthreads();
         bool has_pages = true;
         for (uint32 n = threadIdx.x; n < p.block; n += THREADS) {

@@ -44,15 +44,15 @@ template <uint32 DIM> struct Work {
     __device__ Tokens coded(uint32 j) const { return {p.coded_table, seq, p.coded_pages, p.coded_page_size, j * p.block, p.block}; }
 
     // Requests the rows of block j. Whether all tokens of which this thread copies a part have pages.
-    __device__ bool request(uint32 j, uint32 stage) const {
+    __device__ bool request(uint32 j, uint32 rows) const {
         using R = Rows<DIM>;
         const Tokens from = exact(j), to = coded(j);
         const uint32 piece = threadIdx.x % R::PIECES, begin = threadIdx.x / R::PIECES;
         constexpr uint32 AT_ONCE = CODE_THREADS / R::PIECES;
         const char *const keys = layer.k + head * p.k[2] + piece * 16, *const values = layer.v + head * p.v[2] + piece * 16;
         const auto copy = [&](uint32 n, int32 page, uint32 at) {
-            copy_16(stage + R::place(0, n, p.block, piece), keys + page * p.k[0] + at * p.k[1]);
-            copy_16(stage + R::place(1, n, p.block, piece), values + page * p.v[0] + at * p.v[1]);
+            copy_16(rows + R::place(0, n, p.block, piece), keys + page * p.k[0] + at * p.k[1]);
+            copy_16(rows + R::place(1, n, p.block, piece), values + page * p.v[0] + at * p.v[1]);
         };
         if (from.is_in_one && to.is_in_one) {
             if (from.page < 0 || to.page < 0) return false;
@@ -114,17 +114,13 @@ template <uint32 DIM> __device__ inline void quantize(const QuantizeParams &p) {
     const uint32 slice = list % p.slices, seq = list / p.slices % p.batch, number = list / p.slices / p.batch;
     const Work<DIM> work{p, p.layer[number], seq, head};
 
-    const uint32 tokens = min(uint32(max(as<int32>(p.seq_lens.at(seq)), 0)), p.capacity);
-    const uint32 begin = max(p.begin ? uint32(max(as<int32>(p.begin.at(seq)), 0)) : 0, p.exact);
-    const uint32 first = begin / p.block + (begin % p.block > 0), last = tokens / p.block;
-    if (slice == 0 && head == 0 && number == 0 && threadIdx.x == 0) as<int32>(p.coded_lens.at(seq)) = int32(last * p.block);
-    if (first + slice >= last) return;
+    const Blocks blocks(p, seq);
+    if (slice == 0 && head == 0 && number == 0 && threadIdx.x == 0) blocks.store_length(p, seq);
+    if (blocks.first + slice >= blocks.last) return;
 
-    if (const uint32 c = threadIdx.x; work.layer.weights && c < DIM) {
-        const float w = as<float>(work.layer.weights + head * p.weights[0] + c * p.weights[1]);
-        channels.weight[c / SPAN][c % SPAN] = w > 0.0f && w <= 3.402823466e38f ? w : 1.0f;
-    }
-    for (uint32 j = first + slice; j < last; j += p.slices) {
+    if (const uint32 c = threadIdx.x; work.layer.weights && c < DIM)
+        channels.weight[c / SPAN][c % SPAN] = weight_of(as<float>(work.layer.weights + head * p.weights[0] + c * p.weights[1]));
+    for (uint32 j = blocks.first + slice; j < blocks.last; j += p.slices) {
         const bool has_pages = work.request(j, shared_address(rows));
         end_copies();
         wait_copies<0>();
