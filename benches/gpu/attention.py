@@ -1,6 +1,6 @@
 """Attention over selected blocks, and its repair, beside torch, in one process.
 
-    python benches/gpu/attention.py [--out FILE] [--quick]
+    python benches/gpu/attention.py [--out FILE] [--quick] [--only PART ...]
 
 32 query heads on 8 KV heads of 128 channels, bfloat16, pages and blocks of 64 tokens, a list for each KV head. Every result is
 compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
@@ -14,7 +14,8 @@ channels whose first 512 are the values, one for all heads, and lists of 2048 to
 query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, `of_1_among` and
 `of_9_among` after a read that fills the cache, and `repaired positions` those of which a prediction missed a share. `cells` are pages of
 one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
-beside one position and beside a chain of as many. Microseconds, medians; inputs are in no cache.
+beside one position and beside a chain of as many. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
+many positions, over the same list or over all tokens; a `ratio` is to one position. Microseconds, medians; inputs are in no cache.
 """
 
 import functools
@@ -129,7 +130,7 @@ def attend(session, timer, rows, quick):
         rows.put("attention", **row)
 
 
-def sizes(session, timer, rows):
+def sizes(session, timer, rows, _quick):
     """Blocks and pages of other sizes."""
     for budget in (1024, 2048, 4096, 8192):
         row = dict(tokens=budget)
@@ -191,7 +192,7 @@ def repair(session, timer, rows, quick):
             rows.put("repair", batch=batch, missed=f"{percent} %", anew_graph=anew, **row)
 
 
-def dense(session, timer, rows):
+def dense(session, timer, rows, _quick):
     for tokens in (32 << 10, 128 << 10):
         case = Case(session, 1, tokens, tokens)
         case.table = torch.arange(case.blocks, device="cuda").int()[None]
@@ -215,7 +216,7 @@ def scattered(case, budget):
     return [ids.int() for ids in chosen]
 
 
-def forms(session, timer, rows):
+def forms(session, timer, rows, _quick):
     """Other lists, rows and types than those above, beside blocks of the same number of tokens."""
 
     def put(form, budget, case, blocks, call):
@@ -260,11 +261,16 @@ class Positions(Case):
 
     def __init__(self, session, batch, tokens, budget, positions):
         super().__init__(session, batch, tokens, budget or tokens)
-        self.is_listed, self.positions = bool(budget), positions
-        self.q = random(batch, positions, HEADS, DIM)
-        self.out = torch.empty_like(self.q)
+        self.is_listed = bool(budget)
+        self.ask(positions)
         if not self.is_listed:
             self.ids = [torch.arange(self.blocks, device="cuda").int().expand(batch, KV_HEADS, -1)] * self.sets
+
+    def ask(self, positions):
+        """New queries, of so many positions."""
+        self.positions = positions
+        self.q = random(self.batch, positions, HEADS, DIM)
+        self.out = torch.empty_like(self.q)
 
     def states(self, *entries):
         return [torch.empty(self.batch, self.positions, HEADS, *entries, *tail, device="cuda") for tail in ((DIM,), (), ())]
@@ -309,7 +315,7 @@ def positions(session, timer, rows, quick):
             if budget and count in (1, 9):
                 row[f"of_{count}_among"] = timer.among(call, case.sets)
         if budget and torch.cuda.get_device_capability() >= (9, 0):
-            row["gather_read_of_9"] = floor.time(case, timer, of_nine=True)
+            row["gather_read_of_9"] = floor.time(case, timer, 36)
         rows.put("positions", **row)
 
 
@@ -379,6 +385,26 @@ def trees(session, timer, rows, quick):
             case.check()
             row[name] = timer.graph(call, case.sets)
         rows.put("trees", **row)
+
+
+def floors(session, timer, rows, quick):
+    """What bounds several positions: a kernel that reads the same bytes and joins as many rows of states, and computes nothing."""
+    reads = GatherRead()
+    for tokens, budget in [(32 << 10, 4096)] if quick else [(32 << 10, 0), (128 << 10, 0), (32 << 10, 4096), (32 << 10, 8192)]:
+        row = dict(batch=1, tokens=tokens, listed=budget or "all")
+        for name, case in dict(
+            one=Positions(session, 1, tokens, budget, 1),
+            of_9=Positions(session, 1, tokens, budget, 9),
+            chain_of_16=Positions(session, 1, tokens, budget, 16),
+            tree_of_16=Tree(session, 1, tokens, budget, 16),
+        ).items():
+            call = case.call()
+            call(0)
+            case.check()
+            row[name] = timer.graph(call, case.sets)
+        read = {f"read_of_{count}": reads.time(case, timer, joined) for count, joined in ((1, None), (9, 36), (16, 64))}
+        rows.put("floors", **row, **read, **{f"{name}_ratio": row[name] / row["one"] for name in ("of_9", "chain_of_16", "tree_of_16")},
+                 **{f"{name}_ratio": read[name] / row["one"] for name in ("read_of_9", "read_of_16")})
 
 
 def repaired_positions(session, timer, rows, quick):
@@ -456,19 +482,17 @@ def latents(session, timer, rows, quick):
             rows.put("latents", **row, torch_graph=timer.graph(case.torch_listed, case.sets))
 
 
-def measure(session, timer, rows, quick):
-    attend(session, timer, rows, quick)
-    repair(session, timer, rows, quick)
-    dense(session, timer, rows)
-    positions(session, timer, rows, quick)
-    cells(session, timer, rows, quick)
-    trees(session, timer, rows, quick)
-    repaired_positions(session, timer, rows, quick)
-    latents(session, timer, rows, quick)
-    if not quick:
-        sizes(session, timer, rows)
-        forms(session, timer, rows)
+PARTS = dict(attend=attend, repair=repair, dense=dense, positions=positions, floors=floors, cells=cells, trees=trees,
+             repaired_positions=repaired_positions, latents=latents, sizes=sizes, forms=forms)
+
+
+def measure(session, timer, rows, quick, only):
+    for name in only:
+        if name == "floors" and torch.cuda.get_device_capability() < (9, 0):
+            continue
+        if not quick or name not in ("sizes", "forms"):
+            PARTS[name](session, timer, rows, quick)
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=256 << 20)
+    run(__doc__, measure, scratch_bytes=256 << 20, parts=tuple(PARTS))

@@ -2,14 +2,16 @@
 
 Used by attention.py. A list is shared out over CTAs. Each looks its pages up, reads its rows of keys and values through a ring of
 copies that are always in flight, folds them into as many words as the partial result of a KV head has, and stores these; the last CTA
-of a list to come adds them up. Nine query positions have more of a result: 36 rows of a KV head, of 128 channels, a maximum and a sum
-each. Then the CTAs of a list are a cluster, as those of verify128 are: each sends every other its part of the rows, which adds them up.
+of a list to come adds them up. Several query positions have more of a result: nine have 36 rows of a KV head and sixteen 64, of 128 channels, a maximum
+and a sum each. Then the CTAs of a list are a cluster or several, as those of verify128 are: each CTA sends every other of its cluster its part of the
+rows, which adds them up, and where a list has several clusters, the last CTA to come of those with the same rows adds up what they left in memory.
 It is launched as the library launches its own kernels, in the shape that is best for the case.
 """
 
 import ctypes
 import functools
 import glob
+import math
 import site
 
 import torch
@@ -24,9 +26,9 @@ constexpr int MOST_PAGES = 1024;
 struct Params {
     const int *ids, *table;           // [lists, count], [B, pages]
     const char *keys, *values;        // [pages, block, heads, DIM]
-    float *partials, *out;            // [lists, splits, PARTIAL], [lists, PARTIAL]; of nine positions out is [lists, NINE, PITCH]
-    uint *tickets;                    // [lists], zero
-    int count, log2_block, heads, pages;
+    float *partials, *out;            // [lists, splits, PARTIAL], [lists, PARTIAL]; of rows [lists, clusters, MOST, PITCH], [lists, MOST, PITCH]
+    uint *tickets;                    // [lists, splits], zero
+    int count, log2_block, heads, pages, ctas;  // ctas: of a cluster
 };
 
 template <int STAGES> struct Shared {
@@ -105,8 +107,8 @@ template <int STAGES> __device__ void run(const Params &p) {
 }
 
 #if __CUDA_ARCH__ >= 900
-constexpr int NINE = 9 * GROUP, PITCH = DIM + 4, QUADS = DIM / 4;  // rows of nine positions, floats of each, fours of its channels
-constexpr int MOST_RECEIVED = 48;  // rows, by 16 CTAs
+constexpr int PITCH = DIM + 4, QUADS = DIM / 4;  // floats of a row, fours of its channels
+constexpr int MOST_RECEIVED = 64;  // rows, by 16 CTAs
 
 template <int STAGES> struct ClusterShared {
     Shared<STAGES> reading;
@@ -120,23 +122,37 @@ __device__ uint address_in(uint at, int cta) {
     return there;
 }
 
-template <int STAGES> __device__ void run_nine(const Params &p) {
+struct Row {
+    float4 joined{0, 0, 0, 0};
+    float2 sums{0, 0};
+
+    __device__ void add(const float4 &four, const float2 &two) {
+        joined = {joined.x + four.x, joined.y + four.y, joined.z + four.z, joined.w + four.w};
+        sums = {sums.x + two.x, sums.y + two.y};
+    }
+    __device__ void store(float *to, int quad) const {
+        __stcg(reinterpret_cast<float4 *>(to) + quad, joined);
+        if (quad == 0) __stcg(reinterpret_cast<float2 *>(to + DIM), sums);
+    }
+};
+
+template <int STAGES, int MOST> __device__ void run_rows(const Params &p) {
     extern __shared__ __align__(16) char memory[];
     auto &shared = reinterpret_cast<ClusterShared<STAGES> &>(memory);
-    const int list = blockIdx.y, splits = gridDim.x, rank = blockIdx.x, thread = threadIdx.x;
-    const int share = (NINE + splits - 1) / splits, begin = min(rank * share, NINE), own = min(share, NINE - begin);
+    const int list = blockIdx.y, ctas = p.ctas, clusters = gridDim.x / ctas, cluster = blockIdx.x / ctas, rank = blockIdx.x % ctas, thread = threadIdx.x;
+    const int share = (MOST + ctas - 1) / ctas, begin = min(rank * share, MOST), own = min(share, MOST - begin);
     const uint arrived = __cvta_generic_to_shared(&shared.arrived);
     if (thread == 0) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        const uint bytes = splits * own * (DIM + 2) * sizeof(float);
+        const uint bytes = ctas * own * (DIM + 2) * sizeof(float);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived), "r"(bytes) : "memory");
     }
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     const uint x = read<STAGES>(p, shared.reading) & 0x3fffffff;
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    for (int n = thread; n < NINE * QUADS; n += THREADS) {
+    for (int n = thread; n < MOST * QUADS; n += THREADS) {
         const int row = n / QUADS, quad = n % QUADS, cta = row / share;
         const uint to = address_in(__cvta_generic_to_shared(&shared.received[rank * share + row - cta * share][0]), cta);
         const uint there = address_in(arrived, cta);
@@ -150,27 +166,48 @@ template <int STAGES> __device__ void run_nine(const Params &p) {
                  "again:\n\t"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
                  "@!done bra again;\n\t}" ::"r"(arrived) : "memory");
+    float *const out = p.out + (list * MOST + begin) * PITCH;
+    float *const parts = p.partials + (list * clusters * MOST + begin) * PITCH;  // of the list's first cluster
     for (int n = thread; n < own * QUADS; n += THREADS) {
         const int row = n / QUADS, quad = n % QUADS;
-        float4 joined = {0, 0, 0, 0};
-        float2 sums = {0, 0};
+        Row sum;
 #pragma unroll 4
-        for (int cta = 0; cta < splits; cta++) {
+        for (int cta = 0; cta < ctas; cta++) {
             const float *from = shared.received[cta * share + row];
-            const float4 four = reinterpret_cast<const float4 *>(from)[quad];
-            const float2 two = reinterpret_cast<const float2 *>(from + DIM)[0];
-            joined = {joined.x + four.x, joined.y + four.y, joined.z + four.z, joined.w + four.w};
-            sums = {sums.x + two.x, sums.y + two.y};
+            sum.add(reinterpret_cast<const float4 *>(from)[quad], reinterpret_cast<const float2 *>(from + DIM)[0]);
         }
-        float *to = p.out + (list * NINE + begin + row) * PITCH;
-        reinterpret_cast<float4 *>(to)[quad] = joined;
-        if (quad == 0) reinterpret_cast<float2 *>(to + DIM)[0] = sums;
+        sum.store((clusters == 1 ? out : parts + cluster * MOST * PITCH) + row * PITCH, quad);
+    }
+    if (clusters == 1) return;
+    __syncthreads();
+    if (thread == 0) {
+        uint before;
+        uint *const ticket = p.tickets + list * gridDim.x + rank;
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(ticket), "r"(clusters - 1) : "memory");
+        shared.reading.is_last = before == clusters - 1;
+    }
+    __syncthreads();
+    if (!shared.reading.is_last) return;
+    for (int n = thread; n < own * QUADS; n += THREADS) {
+        const int row = n / QUADS, quad = n % QUADS;
+        Row sum;
+#pragma unroll 8
+        for (int part = 0; part < clusters; part++) {
+            const float *from = parts + (part * MOST + row) * PITCH;
+            sum.add(__ldcg(reinterpret_cast<const float4 *>(from) + quad), __ldcg(reinterpret_cast<const float2 *>(from + DIM)));
+        }
+        sum.store(out + row * PITCH, quad);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) gather_read_nine_3(const __grid_constant__ Params p) { run_nine<3>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) gather_read_nine_6(const __grid_constant__ Params p) { run_nine<6>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) gather_read_nine_11(const __grid_constant__ Params p) { run_nine<11>(p); }
+#define ROWS_KERNEL(MOST, STAGES) \
+    extern "C" __global__ void __launch_bounds__(THREADS) gather_read_##MOST##_rows_##STAGES(const __grid_constant__ Params p) { run_rows<STAGES, MOST>(p); }
+ROWS_KERNEL(36, 3)
+ROWS_KERNEL(36, 6)
+ROWS_KERNEL(36, 11)
+ROWS_KERNEL(64, 3)
+ROWS_KERNEL(64, 6)
+ROWS_KERNEL(64, 11)
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) gather_read_3(const __grid_constant__ Params p) { run<3>(p); }
@@ -178,15 +215,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_read_6(const __grid
 extern "C" __global__ void __launch_bounds__(THREADS) gather_read_13(const __grid_constant__ Params p) { run<13>(p); }
 """
 _PARTIAL = 4 * (128 + 2)
-_NINE, _PITCH = 9 * 4, 128 + 4
+_PITCH = 128 + 4
+_ROWS = (36, 64)  # of a KV head: nine positions, and sixteen
 _STAGES = (3, 6, 13)  # four, two and one CTA on a multiprocessor
-_STAGES_OF_NINE = (3, 6, 11)  # two and one
+_STAGES_OF_ROWS = (3, 6, 11)  # two and one
 _MOST_PAGES = 1024
 
 
 class _Params(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("ids", "table", "keys", "values", "partials", "out", "tickets")]
-    _fields_ += [(name, ctypes.c_int) for name in ("count", "log2_block", "heads", "pages")]
+    _fields_ += [(name, ctypes.c_int) for name in ("count", "log2_block", "heads", "pages", "ctas")]
 
 
 class _Attribute(ctypes.Structure):
@@ -215,34 +253,43 @@ class GatherRead:
         code = ctypes.create_string_buffer(size.value)
         assert nvrtc.nvrtcGetCUBIN(program, code) == 0
         assert self._cuda.cuModuleLoadData(ctypes.byref(module), code) == 0
-        self._kernels, self._of_nine = {}, {}
         has_clusters = torch.cuda.get_device_capability() >= (9, 0)
-        for kernels, name, all_stages, more in ((self._kernels, "gather_read_%d", _STAGES, 0),
-                                                (self._of_nine, "gather_read_nine_%d", _STAGES_OF_NINE * has_clusters, 48 * _PITCH * 4 + 16)):
-            for stages in all_stages:
-                kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10) + more
-                assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, (name % stages).encode()) == 0
-                if more:  # clusters of more than 8
-                    assert self._cuda.cuFuncSetAttribute(kernel, 14, 1) == 0
-                if self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0:  # the most dynamic shared memory: there is as much
-                    kernels[stages] = kernel, shared
+        self._kernels = {None: self._found(module, "gather_read_%d", _STAGES)}
+        for rows in _ROWS if has_clusters else ():
+            self._kernels[rows] = self._found(module, f"gather_read_{rows}_rows_%d", _STAGES_OF_ROWS, 64 * _PITCH * 4 + 16)
 
-    def call(self, case, splits, stages, of_nine=False):
-        """call(i) of an attention.Case of bfloat16 with 4 query heads for each of its KV heads of 128 channels."""
-        lists = case.ids[0].shape[0] * case.ids[0].shape[1]
-        partials = torch.empty(lists, splits, _PARTIAL, device="cuda")
-        out = torch.zeros(lists, *((_NINE, _PITCH) if of_nine else (_PARTIAL,)), device="cuda")
-        tickets = torch.zeros(lists, dtype=torch.int32, device="cuda")
+    def _found(self, module, name, all_stages, received=0):
+        """Kernels by their stages, those that have room, with their shared memory. `received`: bytes of rows that a cluster sends."""
+        kernels = {}
+        for stages in all_stages:
+            kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10) + received
+            assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, (name % stages).encode()) == 0
+            if received:  # clusters of more than 8
+                assert self._cuda.cuFuncSetAttribute(kernel, 14, 1) == 0
+            if self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0:  # the most dynamic shared memory: there is as much
+                kernels[stages] = kernel, shared
+        return kernels
+
+    def call(self, case, shape, stages, rows=None):
+        """
+        call(i) of an attention.Case of bfloat16 with 4 query heads for each of its KV heads of 128 channels. `shape`: CTAs that share a list, or, with
+        `rows`, those of a cluster and the clusters.
+        """
+        ctas, clusters = shape if rows else (1, shape)
+        splits, lists = ctas * clusters, case.ids[0].shape[0] * case.ids[0].shape[1]
+        sizes = ((lists, clusters, rows, _PITCH), (lists, rows, _PITCH)) if rows else ((lists, splits, _PARTIAL), (lists, _PARTIAL))
+        partials, out = (torch.zeros(size, device="cuda") for size in sizes)
+        tickets = torch.zeros(lists * splits, dtype=torch.int32, device="cuda")
         heads, pages = case.keys[0].shape[2], case.table.shape[1]
-        kernel, shared = (self._of_nine if of_nine else self._kernels)[stages]
+        kernel, shared = self._kernels[rows][stages]
         # Programmatic stream serialization, from compute capability 9.0 on: the next kernel begins before this one ends, and waits by itself.
-        attributes = int(torch.cuda.get_device_capability() >= (9, 0)) + of_nine
-        early, cluster = _Attribute(id=6, value=(ctypes.c_int * 16)(1)), _Attribute(id=4, value=(ctypes.c_int * 16)(splits, 1, 1))
+        attributes = int(torch.cuda.get_device_capability() >= (9, 0)) + bool(rows)
+        early, cluster = _Attribute(id=6, value=(ctypes.c_int * 16)(1)), _Attribute(id=4, value=(ctypes.c_int * 16)(ctas, 1, 1))
         attribute_list = (_Attribute * 2)(early, cluster)
         prepared = []
         for ids, keys, values in zip(case.ids, case.keys, case.values):
-            tensors = (ids, case.table, keys, values, partials, out, tickets)
-            params = _Params(*(t.data_ptr() for t in tensors), case.count, case.block.bit_length() - 1, heads, pages)
+            tensors = (ids.contiguous(), case.table, keys, values, partials, out, tickets)
+            params = _Params(*(t.data_ptr() for t in tensors), case.count, case.block.bit_length() - 1, heads, pages, ctas)
             prepared.append((tensors, params, (ctypes.c_void_p * 1)(ctypes.addressof(params))))
 
         def call(i):
@@ -251,8 +298,8 @@ class GatherRead:
             assert self._cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, prepared[i][2], None) == 0
 
         call(0)
-        joined = self._nine(case, splits) if of_nine else self._read(case, splits)
-        assert torch.equal(out, joined), f"{splits} splits, {stages} stages: not what the lists name"
+        joined = self._rows(case, ctas, clusters, rows) if rows else self._read(case, splits)
+        assert torch.equal(out, joined), f"{shape} CTAs, {stages} stages: not what the lists name"
         return call
 
     @staticmethod
@@ -270,19 +317,22 @@ class GatherRead:
         return functools.reduce(torch.add, partials.unbind(1))
 
     @classmethod
-    def _nine(cls, case, splits):
-        """The same of nine positions: four channels of a row are one thread's, and the maximum and the sum are those of the first four."""
+    def _rows(cls, case, ctas, clusters, rows):
+        """
+        The same of rows, added up over the CTAs of each cluster and then over clusters: four channels of a row are one thread's, and the maximum and
+        the sum are those of the first four.
+        """
         channels = torch.arange(_PITCH, device="cuda")
         quads = torch.where(channels < 128, channels // 4, 0)
-        threads = (torch.arange(_NINE, device="cuda")[:, None] * 32 + quads) % 256
-        partials = cls._words(case, splits)[:, :, threads] * (channels < 130)
-        return functools.reduce(torch.add, partials.unbind(1))
+        threads = (torch.arange(rows, device="cuda")[:, None] * 32 + quads) % 256
+        partials = cls._words(case, ctas * clusters)[:, :, threads] * (channels < 130)
+        return functools.reduce(torch.add, (functools.reduce(torch.add, of.unbind(1)) for of in partials.unflatten(1, (clusters, ctas)).unbind(1)))
 
-    def time(self, case, timer, of_nine=False):
+    def time(self, case, timer, rows=None):
         """Median microseconds of the shape that is best for this case."""
         lists, tokens = case.ids[0].shape[0] * case.ids[0].shape[1], case.count * case.block
-        shapes = (1, 2, 4, 8, 16) if of_nine else (1, 2, 4, 8, 16, 32)
-        splits = [n for n in shapes if tokens % (32 * n) == 0 and 64 <= n * lists <= 1024 and case.count // n < _MOST_PAGES]
-        assert splits, "no shape for these lists"
-        stages = self._of_nine if of_nine else self._kernels
-        return min(timer.graph(self.call(case, n, each, of_nine), case.sets) for n in splits for each in stages)
+        shapes = [(ctas, clusters) for ctas in (2, 4, 8, 16) for clusters in (1, 2, 4, 8, 16)] if rows else [1, 2, 4, 8, 16, 32]
+        fits = lambda n: tokens % (32 * n) == 0 and 64 <= n * lists <= (512 if rows else 1024) and case.count // n < _MOST_PAGES  # noqa: E731
+        shapes = [shape for shape in shapes if fits(math.prod(shape) if rows else shape)]
+        assert shapes, "no shape for these lists"
+        return min(timer.graph(self.call(case, shape, stages, rows), case.sets) for shape in shapes for stages in self._kernels[rows])

@@ -182,16 +182,18 @@ class Rows:
             self._file.flush()
 
 
-def run(about, measure, scratch_bytes=0, has_goals=False):
+def run(about, measure, scratch_bytes=0, has_goals=False, parts=()):
     """
     The benchmark's command line: measure(session, timer, rows, quick). Calls that are captured find so much scratch. `has_goals`: quick may be
-    "goals", for the points that have a goal.
+    "goals", for the points that have a goal. `parts`: names of which --only chooses some; measure then takes those to measure, too.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="file for one JSON object a row")
     parser.add_argument("--quick", action="store_true", help="a few points of the grid")
     if has_goals:
         parser.add_argument("--goals", dest="quick", action="store_const", const="goals", help="the points that have a goal, without torch beside")
+    if parts:
+        parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=f"some of: {', '.join(parts)}")
     options = parser.parse_args()
     torch.manual_seed(0)
     timer, rows = Timer(), Rows(options.out)
@@ -203,4 +205,4 @@ def run(about, measure, scratch_bytes=0, has_goals=False):
             # A stream cannot be given scratch while it captures.
             torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
             session.reserve(scratch_bytes, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
-        measure(session, timer, rows, options.quick)
+        measure(session, timer, rows, options.quick, *([options.only] if parts else []))
