@@ -1,6 +1,6 @@
-"""Attention over selected blocks beside FlashInfer, in one process.
+"""Attention, selection with attention and verification of sampled drafts beside FlashInfer, in one process.
 
-    python benches/gpu/peers.py [--out FILE] [--quick]
+    python benches/gpu/peers.py [--out FILE] [--quick] [--only PART ...]
 
 32 query heads on 8 KV heads of 128 channels, pages and blocks of 64 tokens, a list for each KV head. FlashInfer has one list for a
 sequence, so it is given each KV head as a sequence of its own, in a cache that is laid out so. `xqa` is its kernel for decoding on
@@ -9,6 +9,13 @@ BlockSparseAttentionWrapper, which takes one list for all heads. `step` is selec
 selected, in one graph, beside XQA over all tokens; `latents` MLA beside BatchMLAPagedAttentionWrapper. `among` is what a call adds to a
 graph in which a read that fills the cache goes before each, as a layer's weights do in an engine. Every result is compared with torch's in float32
 before it is timed; `error` is relative in norm. GPU time from calls in a CUDA graph, microseconds, medians; inputs are in no cache.
+
+`positions` are the last tokens of a sequence over one list, `dense_positions` over all tokens of the same caches and by one page table; there `fa2` and
+`fa3` are BatchPrefillWithPagedKVCacheWrapper's back ends with a causal mask, `one` is our time for one position, and inf a peer that refused or was
+wrong. `int4` attends to INT4, codes of a head side by side, and XQA to FP8: each `error` is that against what its own codes stand for, `coded` that of
+these against bfloat16, of which keys drawn at random make more than a model's. `chain` verifies five sampled drafts of 128256 tokens, from
+logits, without draft rows (`vanward_graph`) and with them (`vanward_rows_graph`), beside chain_speculative_sampling alone, which takes probabilities of both,
+and with softmax of the target's logits before it.
 """
 
 import itertools
@@ -19,6 +26,8 @@ import torch
 from flashinfer.xqa import xqa
 
 import attention
+import int4
+import sample
 import selection
 from attention import BLOCK, DIM, GROUP, HEADS, KV_HEADS
 from timing import run, vanward
@@ -34,6 +43,21 @@ def workspace():
         bytes_ = torch.zeros(256 << 20, dtype=torch.uint8, device="cuda")
         _workspace = bytes_, torch.zeros(1 << 20, dtype=torch.int32, device="cuda").view(torch.uint32)
     return _workspace
+
+
+def by_xqa(q, out, cache, table, tokens, kv_heads):
+    """call(i) of XQA for q and out [sequences, positions, heads, DIM]; cache(i) gives keys and values [pages, BLOCK, kv_heads, DIM]."""
+    sequences, positions = q.shape[:2]
+    lens = torch.full((sequences, 1), tokens, dtype=torch.int32, device="cuda").view(torch.uint32)
+    scratch, counters = workspace()
+    more = {}
+    if positions > 1:
+        # With several positions there is a dimension before them.
+        q, out = q[:, None], out[:, None]
+        mask = torch.zeros(sequences, positions, 2, dtype=torch.int32, device="cuda")
+        mask[:, :, 0] = torch.tensor([(2 << n) - 1 for n in range(positions)], device="cuda")
+        more = dict(q_seq_len=positions, mask=mask.to(torch.uint16))
+    return lambda i: xqa(q, *cache(i), table, lens, out, scratch, counters, kv_heads, BLOCK, **more)
 
 
 class Paged:
@@ -52,33 +76,25 @@ class Paged:
         self.q = torch.randn(sequences, positions, heads, DIM, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
 
-    def error(self):
-        """Of the last position, which sees every token."""
-        torch.cuda.synchronize()
-        pages = self.pools[0][self.table.long()].float()
+    def answer(self, pool):
+        """What the last position, which sees every token, gives in float32."""
+        pages = pool[self.table.long()].float()
         keys, values = (pages[:, :, n].flatten(1, 2).transpose(1, 2) for n in range(2))
         q = self.q[:, -1].float().view(self.sequences, self.kv_heads, GROUP, DIM)
-        want = (q @ keys.transpose(-1, -2) / math.sqrt(DIM)).softmax(-1) @ values
-        got = self.out[:, -1].float().view_as(want)
-        return ((got - want).norm() / want.norm()).item()
+        return (q @ keys.transpose(-1, -2) / math.sqrt(DIM)).softmax(-1) @ values
+
+    def error(self):
+        torch.cuda.synchronize()
+        want = self.answer(self.pools[0])
+        return int4.error(self.out[:, -1].view_as(want), want)
+
+    def coded(self):
+        """The error that the cache's type makes."""
+        pool = torch.randn(self.pools[0].shape, device="cuda", dtype=torch.bfloat16)
+        return int4.error(self.answer(pool.to(self.dtype)), self.answer(pool))
 
     def xqa(self):
-        lens = torch.full((self.sequences, 1), self.tokens, dtype=torch.int32, device="cuda").view(torch.uint32)
-        scratch, counters = workspace()
-        more = {}
-        q, out = self.q[:, None], self.out[:, None]
-        if self.positions == 1:
-            q, out = self.q, self.out
-        else:
-            mask = torch.zeros(self.sequences, self.positions, 2, dtype=torch.int32, device="cuda")
-            mask[:, :, 0] = torch.tensor([(2 << n) - 1 for n in range(self.positions)], device="cuda")
-            more = dict(q_seq_len=self.positions, mask=mask.to(torch.uint16))
-
-        def call(i):
-            pool = self.pools[i]
-            xqa(q, pool[:, 0], pool[:, 1], self.table, lens, out, scratch, counters, self.kv_heads, BLOCK, **more)
-
-        return call
+        return by_xqa(self.q, self.out, lambda i: (self.pools[i][:, 0], self.pools[i][:, 1]), self.table, self.tokens, self.kv_heads)
 
     def decode(self, on_tensor_cores):
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace()[0], "NHD", use_tensor_cores=on_tensor_cores)
@@ -132,26 +148,137 @@ def lists(session, timer, rows, quick):
         rows.put("float8", **row, ratio=row["xqa_graph"] / row["vanward_graph"])
 
 
-def positions(session, timer, rows):
-    """Four query positions over one list."""
-    for batch, budget in [(1, 4096), (1, 8192), (8, 4096)]:
-        case = attention.Case(session, batch, 32 << 10, budget)
-        q = torch.randn(batch, 4, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-        out = torch.empty_like(q)
-        four = case.on_current_stream(lambda i, stream: session.prepare_attention(
-            kv=case.kv(i), q=q, out=out, stream=stream, block_size=BLOCK, list=vanward.BlockList(case.ids[i], case.counts)))
-        case.q, case.out = q[:, 3], out[:, 3]
-        row = dict(batch=batch, tokens=budget, vanward_graph=timed(timer, case, four))
-        peer = Paged(batch * KV_HEADS, 1, budget, positions=4)
+def positions(session, timer, rows, quick):
+    """The last positions of a sequence over one list."""
+    points = [(1, 4096), (1, 8192), (8, 4096)]
+    for (batch, budget), count in itertools.product(points[:1] if quick else points, (9,) if quick else (4, 9, 16)):
+        case = attention.Positions(session, batch, 32 << 10, budget, count)
+        row = dict(batch=batch, tokens=budget, positions=count, vanward_graph=timed(timer, case, case.call()))
+        peer = Paged(batch * KV_HEADS, 1, budget, positions=count)
         row["xqa_graph"], _ = peer.timed(timer, peer.xqa())
         rows.put("positions", **row, ratio=row["xqa_graph"] / row["vanward_graph"])
 
 
-def block_sparse(session, timer, rows):
+def by_prefill(case, backend):
+    """call(i) of FlashInfer's paged prefill over all tokens, which positions see up to themselves."""
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()[0], "NHD", backend=backend)
+    begins = lambda step: torch.arange(0, case.batch * step + 1, step, dtype=torch.int32, device="cuda")  # noqa: E731
+    last = torch.full((case.batch,), BLOCK, dtype=torch.int32, device="cuda")
+    wrapper.plan(begins(case.positions), begins(case.blocks), case.table.flatten(), last, HEADS, KV_HEADS, DIM, BLOCK, causal=True,
+                 q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+    q, out = case.q.flatten(0, 1), case.out.flatten(0, 1)
+    return lambda i: wrapper.run(q, (case.keys[i], case.values[i]), out=out)
+
+
+def by_peers(case, tokens):
+    """What makes each peer's call(i) of a dense attention.Positions."""
+    cache = lambda i: (case.keys[i], case.values[i])  # noqa: E731
+    return dict(xqa=lambda: by_xqa(case.q, case.out, cache, case.table, tokens, KV_HEADS),
+                fa2=lambda: by_prefill(case, "fa2"), fa3=lambda: by_prefill(case, "fa3"))
+
+
+def dense_point(session, timer, rows, batch, tokens):
+    case = attention.Positions(session, batch, tokens, 0, 1)
+    one = timed(timer, case, case.call())
+    for count in (9, 16):
+        case.ask(count)
+        row = dict(batch=batch, tokens=tokens, positions=count, one=one, vanward_graph=timed(timer, case, case.call()))
+        for name, prepare in by_peers(case, tokens).items():
+            try:
+                case.out.zero_()
+                row[f"{name}_graph"] = timed(timer, case, prepare())
+            except Exception as why:
+                print(f"{name}: {why}", flush=True)
+                row[f"{name}_graph"] = math.inf
+        best = min(row[f"{name}_graph"] for name in ("xqa", "fa2", "fa3"))
+        rows.put("dense_positions", **row, of_one=row["vanward_graph"] / one, ratio=best / row["vanward_graph"])
+
+
+def dense_positions(session, timer, rows, quick):
+    """The last positions of a sequence over all of its tokens."""
+    points = [(batch, thousands << 10) for batch in (1, 8) for thousands in (32, 128, 512)]
+    for batch, tokens in points[:1] if quick else points:
+        dense_point(session, timer, rows, batch, tokens)
+        torch.cuda.empty_cache()
+
+
+def by_int4(session, timer, batch, tokens, budget):
+    """Ours over lists of `budget` tokens, or over all: its errors and its time."""
+    case = int4.Int4Case(session, batch, tokens, budget or tokens)
+    call = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=budget > 0, by_head=True))
+    call(0)
+    torch.cuda.synchronize()
+    wanted = case.expected(*case.decoded, budget > 0)
+    error, coded = int4.error(case.out, wanted), int4.error(wanted, case.expected(case.keys[0], case.values[0], budget > 0))
+    assert error < 1e-2, f"error {error:.1e}"
+    return dict(vanward_error=error, vanward_coded=coded, vanward_graph=timer.graph(call, case.sets))
+
+
+def four_bits(session, timer, rows, quick):
+    """Keys and values in INT4 beside XQA's in FP8, over lists and over all tokens."""
+    points = [(1, 32 << 10, 4096), (1, 32 << 10, 8192), (16, 32 << 10, 4096), (1, 32 << 10, 0), (1, 128 << 10, 0), (8, 32 << 10, 0)]
+    for batch, tokens, budget in points[:1] if quick else points:
+        row = dict(batch=batch, tokens=budget or tokens, listed=budget > 0, **by_int4(session, timer, batch, tokens, budget))
+        peer = Paged(batch * KV_HEADS, 1, budget, dtype=FLOAT8) if budget else Paged(batch, KV_HEADS, tokens, dtype=FLOAT8)
+        row["xqa_graph"], row["xqa_error"] = peer.timed(timer, peer.xqa(), 6e-2)
+        rows.put("int4", **row, xqa_coded=peer.coded(), ratio=row["xqa_graph"] / row["vanward_graph"])
+
+
+class Chain:
+    """FlashInfer's verification of the drafts of a sample.Case, by probabilities that are made beforehand."""
+
+    def __init__(self, case):
+        self.case = case
+        self.target, self.draft = ([torch.softmax(x.float() / 0.8, -1) for x in of] for of in (case.logits, case.rows))
+        batch = len(case.draft[0])
+        self.accepted, self.emitted = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(2))
+        # Seeds in tensors can be captured.
+        self.seed, self.offset = (torch.full((1,), n, dtype=torch.int64, device="cuda") for n in (1234, 0))
+
+    def alone(self, i):
+        return self.verify(i, self.target[i])
+
+    def verify(self, i, target):
+        return flashinfer.sampling.chain_speculative_sampling(self.draft[i], self.case.draft[i], target, self.accepted, self.emitted,
+                                                              seed=self.seed, offset=self.offset)
+
+    def with_softmax(self, i):
+        logits = self.case.logits[i]
+        return self.verify(i, flashinfer.sampling.softmax(logits.flatten(0, 1), temperature=0.8).view(logits.shape))
+
+    def check(self):
+        """Drafts up to where they are refused, a token, and −1."""
+        for found in (self.alone(0), self.with_softmax(0)):
+            committed = (found >= 0).sum(-1, keepdim=True)
+            at = torch.arange(found.shape[1], device="cuda")
+            assert ((found >= 0) == (at < committed)).all() and (committed > 0).all(), "tokens after the last"
+            assert ((found[:, :-1] == self.case.draft[0]) | (at[:-1] >= committed - 1)).all(), "drafts"
+
+
+def chains(session, timer, rows, quick):
+    gamma, tokens = 5, 128256
+    for batch, dtype in itertools.product((1, 32) if quick else (1, 8, 32, 128), (torch.bfloat16, torch.float32)):
+        size = batch * (2 * gamma + 1) * tokens * dtype.itemsize
+        sets = min(20, max(2, math.ceil((384 << 20) / size)))
+        case = sample.Case(session, sets, batch, gamma, tokens, dtype, False, True)
+        row = dict(batch=batch, gamma=gamma, dtype=str(dtype))
+        for name, has_rows in dict(vanward=False, vanward_rows=True).items():
+            case.has_rows = has_rows
+            if batch <= 8:
+                case.check()
+            row[f"{name}_graph"] = timer.graph(case.ours(), sets)
+        peer = Chain(case)
+        peer.check()
+        row.update(chain_graph=timer.graph(peer.alone, sets), softmax_chain_graph=timer.graph(peer.with_softmax, sets))
+        ours, with_rows, alone, whole = (row[f"{name}_graph"] for name in ("vanward", "vanward_rows", "chain", "softmax_chain"))
+        rows.put("chain", **row, ratio=alone / ours, rows_ratio=alone / with_rows, softmax_ratio=whole / ours, softmax_rows_ratio=whole / with_rows)
+
+
+def block_sparse(session, timer, rows, quick):
     tokens = 32 << 10
     pools = [torch.randn(2, tokens, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     q = torch.randn(1, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    for budget in (1024, 4096, 8192):
+    for budget in (1024,) if quick else (1024, 4096, 8192):
         listed = budget // BLOCK
         ids = torch.randperm(tokens // BLOCK)[:listed].sort().values.int().cuda()
         wrapper = flashinfer.BlockSparseAttentionWrapper(workspace()[0])
@@ -163,9 +290,9 @@ def block_sparse(session, timer, rows):
         rows.put("block_sparse", tokens=budget, vanward_graph=ours, block_sparse_graph=theirs, ratio=theirs / ours)
 
 
-def latents(session, timer, rows):
+def latents(session, timer, rows, quick):
     """MLA over 2048 listed tokens: ours in blocks of 64, the peer's in pages of one token."""
-    for heads in (16, 128):
+    for heads in (16,) if quick else (16, 128):
         for batch in (1, 8, 64):
             case = attention.Latents(session, batch, heads)
             ours = case.call(BLOCK, case.ids)
@@ -212,15 +339,15 @@ def steps(session, timer, rows, quick):
             rows.put("step", method=method, batch=batch, context=context, tokens=budget, vanward_graph=time, xqa_graph=full, ratio=full / time)
 
 
-def measure(session, timer, rows, quick):
+PARTS = dict(lists=lists, steps=steps, positions=positions, dense_positions=dense_positions, int4=four_bits, chains=chains,
+             block_sparse=block_sparse, latents=latents)
+
+
+def measure(session, timer, rows, quick, only):
     rows.put("peer", flashinfer=flashinfer.__version__)
-    lists(session, timer, rows, quick)
-    steps(session, timer, rows, quick)
-    if not quick:
-        positions(session, timer, rows)
-        block_sparse(session, timer, rows)
-        latents(session, timer, rows)
+    for name in only:
+        PARTS[name](session, timer, rows, quick)
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=256 << 20)
+    run(__doc__, measure, scratch_bytes=256 << 20, parts=tuple(PARTS))
