@@ -16,6 +16,7 @@ class Activations:
     x: torch.Tensor  # [T, hidden]: the residual stream that enters the layer
     q: torch.Tensor  # [T, query heads, D]: before the rotary embedding
     keys: torch.Tensor  # [T, KV heads, D]: after it
+    values: torch.Tensor | None = None  # [T, KV heads, D]
 
 
 class Llama:
@@ -59,7 +60,7 @@ class Llama:
             normed = norm(x, f"blk.{i}.attn_norm.weight")
             q, k, v = (F.linear(normed, of(f"attn_{name}")).unflatten(-1, (-1, self.dim)) for name in "qkv")
             keys = self.rotate(k, angles)
-            found.append(Activations(x, q, keys))
+            found.append(Activations(x, q, keys, v))
             lead = lambda t: t.transpose(0, 1)[None]  # noqa: E731
             out = F.scaled_dot_product_attention(lead(self.rotate(q, angles)), lead(keys), lead(v), is_causal=True, enable_gqa=True)
             x = x + F.linear(out[0].transpose(0, 1).flatten(1), of("attn_output"))
