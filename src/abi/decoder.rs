@@ -25,9 +25,9 @@ pub const VWD_STRATEGY_FORESEEN: u32 = 2;
 pub const VWD_STRATEGY_ASYNC_TLS: u32 = 3;
 /// Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache.
 pub const VWD_STRATEGY_SPARDA: u32 = 4;
-/// A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
-/// repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
-/// CUDA, whatever was predicted and however late copies are.
+/// A predicted list is fetched ahead; of the selected list attention reads what is resident while what was missed travels, and repair adds
+/// the missed and the late. Results are those of SERIAL: bit for bit on a CPU session and where slots hold codes, else to the tolerance of
+/// `vwd_repair`, whatever was predicted and however late copies are.
 pub const VWD_STRATEGY_VANWARD: u32 = 5;
 
 /// PRR and VANWARD predict from the scores of past steps.
@@ -140,8 +140,9 @@ unsafe impl Versioned for vwd_decoder_options {
 /// drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
 /// accepted    [max_sequences]  int32. Tokens of these that were accepted.
 /// selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
-/// predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
-/// missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+/// predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list; of VANWARD by scores the one for the next step.
+/// missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and on the engine's pages not predicted,
+///                                     on a cache not resident.
 /// fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
 ///                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 /// Rows that were not sparse have 0.

@@ -1,8 +1,8 @@
 //! Attention in one layer of a step, by the layer's strategy.
 //!
-//!   SERIAL    selection, attention over what it selected
+//!   SERIAL    summaries, selection, attention over what it selected
 //!   PRR       attention over the predicted list, on a branch, while the selection runs; exact repair
-//!   FORESEEN  attention over the foreseen list; SERIAL for rows of which nothing was foreseen
+//!   FORESEEN  attention over the foreseen list, while summaries are made on a branch; SERIAL for rows of which nothing was foreseen
 //!
 //! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `tiered` says how they go there.
 //!
@@ -27,7 +27,7 @@ use crate::core::versioned::zeroed;
 use crate::decode::predictor;
 use crate::ops::views::Pages;
 use crate::ops::{attention, contents, index, repair, select};
-use crate::runtime::cuda::Enqueue;
+use crate::runtime::cuda::{Branch, Enqueue};
 use crate::runtime::{On, require_no_flags};
 
 pub struct Attend<'a> {
@@ -69,24 +69,18 @@ impl<'a> Attend<'a> {
             append.run(&on)?;
             drop(on);
         }
-        self.summarise(stream)?;
         if given(&self.args.q).is_none() {
-            return Ok(());
+            return self.summarise(stream);
         }
-        if self.layer.has_sparse() {
-            match (self.layer.strategy(), &self.layer.decoder.tiered) {
-                (Strategy::Foreseen, _) if is_foreseen => self.attend_foreseen(stream)?,
-                (Strategy::PrrForeseen, _) if is_foreseen => self.predict_and_repair(None, stream)?,
-                (Strategy::PrrByScores { alpha, beta, gamma }, _) => {
-                    self.predict_and_repair(Some(vwd_holt { alpha, beta, gamma }), stream)?;
-                }
-                (Strategy::AsyncTls, Some(tiered)) => self.attend_past(tiered, stream)?,
-                _ => {
-                    self.select(Kind::Sparse, false, stream)?;
-                    self.bring(self.layer.selected_in_slots(), true, stream)?;
-                    self.attention(&self.over_selected(Kind::Sparse), stream)?;
-                }
+        match (self.layer.strategy(), &self.layer.decoder.tiered) {
+            _ if !self.layer.has_sparse() => self.summarise(stream)?,
+            (Strategy::Foreseen, _) if is_foreseen => self.attend_foreseen(stream)?,
+            (Strategy::PrrForeseen, _) if is_foreseen => self.predict_and_repair(None, stream)?,
+            (Strategy::PrrByScores { alpha, beta, gamma }, _) => {
+                self.predict_and_repair(Some(vwd_holt { alpha, beta, gamma }), stream)?;
             }
+            (Strategy::AsyncTls, Some(tiered)) => self.attend_past(tiered, stream)?,
+            _ => self.attend_selected(stream)?,
         }
         match &self.layer.decoder.tiered {
             _ if !self.layer.has_dense() => Ok(()),
@@ -113,15 +107,13 @@ impl<'a> Attend<'a> {
             let select = self.select_args(Kind::Sparse, strategy.remembers());
             most = most.max(self.layer.select_scratch(&select)?);
             most = most.max(self.attention_scratch(&self.over_selected(Kind::Sparse))?);
-            if decoder.tiered.is_some() && strategy.branches() {
+            if strategy == Strategy::AsyncTls {
                 decoder.speculation.reserve(self.layer.select_scratch(&select)?)?;
             }
-            if strategy.repairs() {
-                let speculative = self.attention_scratch(&self.over_predicted())?;
-                match decoder.tiered {
-                    Some(_) => most = most.max(speculative),
-                    None => decoder.speculation.reserve(speculative)?,
-                }
+            if strategy.repairs() && decoder.tiered.is_some() {
+                most = most.max(self.resident_scratch()?);
+            } else if strategy.repairs() {
+                decoder.speculation.reserve(self.attention_scratch(&self.over_predicted())?)?;
                 let request = |r: &repair::Request| repair::scratch(&decoder.session, r);
                 most = most.max(repair::Request::with(&decoder.session, &self.repair_args(), &self.kv(), request)?);
             }
@@ -266,7 +258,7 @@ impl<'a> Attend<'a> {
         vwd_index_update_args { k, k_scale, page_table, seq_lens, begin, ..zeroed() }
     }
 
-    fn summarise(&self, stream: vwd_stream) -> Result<()> {
+    pub(super) fn summarise(&self, stream: vwd_stream) -> Result<()> {
         if self.layer.policy.method == Method::Dense {
             return Ok(());
         }
@@ -277,9 +269,24 @@ impl<'a> Attend<'a> {
 
     // --- strategies ----------------------------------------------------------------------------------------------
 
+    fn attend_selected(&self, stream: vwd_stream) -> Result<()> {
+        self.summarise(stream)?;
+        self.select(Kind::Sparse, false, stream)?;
+        self.bring(self.layer.selected_in_slots(), true, stream)?;
+        self.attention(&self.over_selected(Kind::Sparse), stream)
+    }
+
     fn attend_foreseen(&self, stream: vwd_stream) -> Result<()> {
-        self.bring(self.layer.predicted_in_slots(), true, stream)?;
-        self.attention(&self.over_foreseen(), stream)?;
+        let attend = || {
+            self.bring(self.layer.predicted_in_slots(), true, stream)?;
+            self.attention(&self.over_foreseen(), stream)
+        };
+        // The term is made of what is counted beside the summaries.
+        if !self.layer.step.has_begin && !self.layer.has_term() {
+            return self.beside(stream, |branch| self.summarise(branch), attend);
+        }
+        self.summarise(stream)?;
+        attend()?;
         if !self.layer.step.has_begin {
             return Ok(());
         }
@@ -292,17 +299,19 @@ impl<'a> Attend<'a> {
 
     /// PRR, or VANWARD. `holt`: how scores are smoothed; absent where the list is foreseen.
     fn predict_and_repair(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
-        if let Some(tiered) = &self.layer.decoder.tiered {
-            self.attend_resident(holt, tiered, stream)?;
-            self.repair(holt, stream)?;
-            return holt.map_or(Ok(()), |holt| self.prefetch_next(holt, tiered, stream));
+        let tiered = self.layer.decoder.tiered.as_ref();
+        match tiered {
+            Some(tiered) => self.attend_resident(holt.is_some(), tiered, stream)?,
+            None => {
+                self.summarise(stream)?;
+                let select = || self.select(Kind::Sparse, holt.is_some(), stream);
+                self.beside(stream, |branch| self.speculate(holt, branch), select)?;
+                self.repair(stream)?;
+            }
         }
-        self.beside(
-            stream,
-            |branch| self.speculate(holt, branch),
-            || self.select(Kind::Sparse, holt.is_some(), stream),
-        )?;
-        self.repair(holt, stream)
+        let Some(holt) = holt else { return Ok(()) };
+        self.remember_scores(holt, stream)?;
+        tiered.map_or(Ok(()), |tiered| self.prefetch_next(holt, tiered, stream))
     }
 
     /// Runs some calls on a branch, and others on the caller's stream meanwhile, which then waits for the branch. On the CPU they follow
@@ -313,20 +322,15 @@ impl<'a> Attend<'a> {
         on_branch: impl FnOnce(vwd_stream) -> Result<()>,
         on_stream: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let Decoder { session, speculation, .. } = self.layer.decoder;
-        let Some(branch) = speculation.branch() else {
+        let Some(branch) = self.layer.decoder.speculation.branch() else {
             on_branch(stream)?;
             return on_stream();
         };
-        let ends = |done: &dyn Fn(&Enqueue) -> Result<()>| match session.on(stream)? {
-            On::Cuda(enqueue) => done(&enqueue),
-            On::Cpu(_) => Ok(()),
-        };
-        ends(&|enqueue| branch.fork(enqueue))?;
+        self.follow(stream)?;
         let on_branch = on_branch(branch.stream());
         let on_stream = on_stream();
         // The branch is joined whatever happened: a capture could not end otherwise.
-        let joined = ends(&|enqueue| {
+        let joined = self.between(stream, |branch, enqueue| {
             branch.end(enqueue, SPECULATION)?;
             branch.join(enqueue, SPECULATION).map(|_| ())
         });
@@ -335,9 +339,14 @@ impl<'a> Attend<'a> {
 
     /// What `beside` enqueues on the branch from now on begins after what the caller's stream holds now.
     pub(super) fn follow(&self, stream: vwd_stream) -> Result<()> {
+        self.between(stream, |branch, enqueue| branch.fork(enqueue))
+    }
+
+    /// Orders the branch and the caller's stream. On the CPU their calls follow each other.
+    fn between(&self, stream: vwd_stream, order: impl FnOnce(&Branch, &Enqueue) -> Result<()>) -> Result<()> {
         let Decoder { session, speculation, .. } = self.layer.decoder;
         match (session.on(stream)?, speculation.branch()) {
-            (On::Cuda(enqueue), Some(branch)) => branch.fork(&enqueue),
+            (On::Cuda(enqueue), Some(branch)) => order(branch, &enqueue),
             _ => Ok(()),
         }
     }
@@ -369,11 +378,13 @@ impl<'a> Attend<'a> {
         predictor::predict(&decoder.session, &request, stream)
     }
 
-    /// Repairs, and remembers the scores.
-    fn repair(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
+    fn repair(&self, stream: vwd_stream) -> Result<()> {
+        let session = &self.layer.decoder.session;
+        repair::Request::with(session, &self.repair_args(), &self.kv(), |r| repair::run(session, r, stream))
+    }
+
+    fn remember_scores(&self, holt: vwd_holt, stream: vwd_stream) -> Result<()> {
         let Layer { decoder: Decoder { session, options, .. }, step, .. } = &self.layer;
-        repair::Request::with(session, &self.repair_args(), &self.kv(), |r| repair::run(session, r, stream))?;
-        let Some(holt) = holt else { return Ok(()) };
         let args = vwd_predictor_update_args {
             block_size: options.block_size as u32,
             holt,
@@ -415,7 +426,7 @@ impl<'a> Attend<'a> {
         attention::Request::with(session, args, &self.kv(), |r| attention::run(session, r, stream))
     }
 
-    fn attention_scratch(&self, args: &vwd_attention_args) -> Result<u64> {
+    pub(super) fn attention_scratch(&self, args: &vwd_attention_args) -> Result<u64> {
         let session = &self.layer.decoder.session;
         attention::Request::with(session, args, &self.kv(), |r| attention::scratch(session, r))
     }
@@ -438,8 +449,7 @@ impl<'a> Attend<'a> {
 
     /// Keeps the partials that repair starts from.
     pub(super) fn over_predicted(&self) -> vwd_attention_args {
-        let list = if self.is_tiered() { self.layer.resident() } else { self.layer.predicted() };
-        let partials = self.partials();
+        let (list, partials) = (self.layer.predicted(), self.partials());
         vwd_attention_args { list, partials, ..self.over_selected(Kind::Sparse) }
     }
 
@@ -467,8 +477,6 @@ impl<'a> Attend<'a> {
     fn repair_args(&self) -> vwd_repair_args {
         let vwd_attention_args { block_size, scale, soft_cap, window, q, q_lens, sinks, out, list, partials, .. } =
             self.over_predicted();
-        // What is resident needs no slots any more.
-        let predicted = self.layer.without_slots(list);
         vwd_repair_args {
             mode: VWD_REPAIR_EXACT,
             block_size,
@@ -477,7 +485,7 @@ impl<'a> Attend<'a> {
             window,
             q,
             q_lens,
-            predicted,
+            predicted: list,
             selected: self.over_selected(Kind::Sparse).list,
             predicted_partials: partials,
             sinks,

@@ -3,7 +3,7 @@
 //! The queries are made on the caller's stream, in memory of the decoder, so that the caller's tensors are free once its stream has
 //! passed. Selection then runs on a branch, and `attend` of the layer joins it. The step's own tokens are not summarised yet: blocks are
 //! selected from the tokens before them, and the block of the row's own token is added where it is new. On a cache the branch then asks
-//! for the list's blocks, so that they travel while the layers before run.
+//! for the list's blocks, which travel while the layers before run: as soon as the one that is attended next has its own blocks.
 
 use super::Decoder;
 use super::layer::Layer;
@@ -77,7 +77,28 @@ impl Decoder {
             _ => layer.foresee(&select, stream)?,
         }
         layer.set_foreseen();
-        Ok(())
+        if self.tiered.is_none() {
+            return Ok(());
+        }
+        self.to_fetch.lock().push(layer.number);
+        let waits = layer.number > layer.step.attended;
+        if waits { Ok(()) } else { self.fetch_foreseen(stream) }
+    }
+
+    /// Begins to fetch what was foreseen, after what the stream holds now.
+    pub(super) fn fetch_foreseen(&self, stream: vwd_stream) -> Result<()> {
+        let Some(tiered) = &self.tiered else { return Ok(()) };
+        let mut layers = self.to_fetch.lock();
+        layers.drain(..).try_for_each(|layer| match (self.session.on(stream)?, self.foresight.branch()) {
+            (On::Cuda(enqueue), Some(branch)) => {
+                branch.fork(&enqueue)?;
+                let begun = tiered.begin_fetch(layer, branch.stream());
+                branch.end(&enqueue, layer)?;
+                *self.last_foresight.lock() = Some(layer);
+                begun
+            }
+            _ => tiered.begin_fetch(layer, stream),
+        })
     }
 
     fn source<'a>(
@@ -186,7 +207,7 @@ impl Layer<'_> {
         };
         complete.run(&session.on(stream)?)?;
         match &self.decoder.tiered {
-            Some(tiered) => tiered.prefetch_foreseen(self, stream),
+            Some(tiered) => tiered.resolve_foreseen(self, stream),
             None => Ok(()),
         }
     }

@@ -79,11 +79,10 @@ pub struct TieredPlan {
     /// [max_rows, Hk, cap] int32: slots of the selected lists, and of those made ahead, of the layer at work.
     pub slots: usize,
     pub predicted_slots: usize,
-    /// [max_rows, Hk, cap] int32, and [max_rows, Hk]: ids, slots and counts of what is resident of a predicted list.
-    pub resident: [usize; 3],
-    /// The same of what is fetched for the layer's next step, and the slots of what is fetched for a layer to come.
-    pub next: [usize; 3],
+    /// [max_rows, Hk, cap] int32: the slots of what is fetched for a layer to come.
     pub foreseen_slots: usize,
+    /// [max_rows, Hk, cap] int32, and [max_rows, Hk]: ids, slots and counts of what is resident of the selected list.
+    pub resident: [usize; 3],
     /// [layers, max_rows, Hk] int32: blocks that were not resident.
     pub fetched: usize,
     /// [max_blocks] int32: 0, 1, 2 …, the ids of a list of all blocks; and [max_rows] int32: how many of them a row reads in host memory.
@@ -168,8 +167,8 @@ impl Plan {
         let some = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy)) as usize;
         let [foresees, repairs, remembers] =
             [some(Strategy::foresees), some(Strategy::repairs), some(Strategy::remembers)];
-        let partials = repairs * options.predicted_capacity();
         let (tiered, ahead) = ((options.table_blocks > 0) as usize, options.predicted_capacity());
+        let partials = (1 - tiered) * repairs * ahead;
         let places = foresees.max(tiered);
         let term = options.has_term as usize;
         let widest = windows.iter().max().map_or(0, |&window| window as usize);
@@ -191,9 +190,9 @@ impl Plan {
                 floors: take(&[tiered, max_rows, WORD]),
                 slots: take(&[tiered, max_rows, kv_heads, options.capacity(), WORD]),
                 predicted_slots: take(&[tiered, max_rows, kv_heads, ahead, WORD]),
-                resident: [ahead, ahead, 1].map(|cap| take(&[tiered * repairs, max_rows, kv_heads, cap, WORD])),
-                next: [ahead, ahead, 1].map(|cap| take(&[tiered * remembers, max_rows, kv_heads, cap, WORD])),
                 foreseen_slots: take(&[tiered * foresees, max_rows, kv_heads, ahead, WORD]),
+                resident: [options.capacity(), options.capacity(), 1]
+                    .map(|cap| take(&[tiered * repairs, max_rows, kv_heads, cap, WORD])),
                 fetched: take(&[tiered, layers, max_rows, kv_heads, WORD]),
                 every_block: take(&[options.table_blocks, WORD]),
                 stored: take(&[tiered, max_rows, WORD]),

@@ -33,7 +33,7 @@ use crate::abi::{
     vwd_decoder_options, vwd_decoder_reset_args, vwd_decoder_step, vwd_predictor_reset_args, vwd_predictor_state,
     vwd_stream, vwd_tensor, vwd_verify_args,
 };
-use crate::core::allocate::{collected, filled};
+use crate::core::allocate::{collected, filled, reserved};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -67,8 +67,10 @@ pub struct Decoder {
     /// Where selections run that are made ahead, a use for each layer, and the last of these that may not have been joined.
     foresight: Side,
     last_foresight: Mutex<Option<usize>>,
-    /// What runs beside attention in a layer: attention over predicted lists, or on a cache the selection.
+    /// What runs beside a layer's calls on the caller's stream: attention over predicted lists, or summaries and the selection.
     speculation: Side,
+    /// The foreseen layers whose lists are fetched once the layer that is attended next has its own blocks.
+    to_fetch: Mutex<Vec<usize>>,
     /// The cache that has the keys and values, if not the engine's pages.
     tiered: Option<Tiered>,
     /// Which strategies give way to SERIAL, where a budget decides that.
@@ -77,7 +79,7 @@ pub struct Decoder {
     memory: Memory,
 }
 
-/// The one use of the branch that runs beside attention in a layer.
+/// The one use of the branch that runs beside a layer's calls.
 const SPECULATION: usize = 0;
 
 /// What the layers of a step have in common.
@@ -99,6 +101,8 @@ struct Step {
     tree: vwd_tensor,
     /// How many steps were begun, this one included.
     number: u64,
+    /// The layers up to the last one that was attended.
+    attended: usize,
 }
 
 impl Decoder {
@@ -124,8 +128,7 @@ impl Decoder {
         let uses = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy));
         let layers = options.layers.len();
         let foresight = Side::create(session, if uses(Strategy::foresees) { layers } else { 0 })?;
-        let beside = if tiered.is_some() { Strategy::branches } else { Strategy::repairs };
-        let speculation = Side::create(session, uses(beside) as usize)?;
+        let speculation = Side::create(session, uses(Strategy::branches) as usize)?;
         let decoder = Decoder {
             session: session.clone(),
             step: Mutex::new(None),
@@ -134,6 +137,7 @@ impl Decoder {
             foresight,
             last_foresight: Mutex::new(None),
             speculation,
+            to_fetch: Mutex::new(reserved(layers, "the layers of a decoder")?),
             tiered,
             fallback,
             options,
@@ -239,6 +243,7 @@ impl Decoder {
             [Some(lens), modes, q_lens, begin].into_iter().flatten().chain(self.rules(sequences)).collect()
         })?;
         self.join_last_foresight(&on)?;
+        self.to_fetch.lock().clear();
         drop(on);
         let (page_table, row_sequences) = match &self.tiered {
             Some(tiered) => tiered.begin(self, batch.1, &c.sequences, stream)?,
@@ -301,12 +306,17 @@ impl Decoder {
             // A root alone is a chain.
             tree: if positions > 1 { c.tree } else { vwd_tensor { data: std::ptr::null_mut(), ..c.tree } },
             number: self.steps.fetch_add(1, Relaxed) + 1,
+            attended: 0,
         });
         Ok(())
     }
 
     pub fn attend(&self, c: &vwd_decoder_attend_args, stream: vwd_stream) -> Result<()> {
-        Attend::new(self, c)?.run(stream)
+        Attend::new(self, c)?.run(stream)?;
+        if let Some(step) = &mut *self.step.lock() {
+            step.attended = c.layer as usize + 1;
+        }
+        self.fetch_foreseen(stream)
     }
 
     /// As [`Attend::scratch`].

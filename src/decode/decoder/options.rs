@@ -81,8 +81,13 @@ impl Strategy {
         self == Strategy::AsyncTls
     }
 
-    /// Whether some of its work runs on a branch while attention runs.
+    /// Whether some of a layer's work runs on a branch.
     pub fn branches(self) -> bool {
+        self != Strategy::Serial
+    }
+
+    /// Whether a layer resolves two lists on a cache, of which it reads the first while it resolves the second.
+    pub fn resolves_twice(self) -> bool {
         self.repairs() || self == Strategy::AsyncTls
     }
 }
@@ -281,7 +286,7 @@ impl Options {
             let expected = format!("at most {most} entries: slots {} / hold {} of the cache", cache.slots, cache.hold);
             return Err(Error::argument("options.max_rows", found, expected));
         }
-        if cache.hold < 2 && self.layers.iter().any(|policy| policy.strategy.branches()) {
+        if cache.hold < 2 && self.layers.iter().any(|policy| policy.strategy.resolves_twice()) {
             return Err(Error::argument("cache", "a hold of 1", "at least 2 for ASYNC_TLS and VANWARD"));
         }
         Ok(())

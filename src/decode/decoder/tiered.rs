@@ -3,12 +3,18 @@
 //! The cache's blocks are the decoder's pages: summaries lie by host block, and a row's page table is the row of its sequence in the
 //! cache's table. New tokens go to tails, where their blocks are summarised. Lists are resolved before they are attended:
 //!
-//!   SERIAL     select ─ resolve, fetch, wait ─ attention
-//!   ASYNC_TLS  recall the step before's list ┬─ resolve, fetch, wait ┬─ attention ──────┬─ out
-//!                                            └─ select ─ remember ───┴─ resolve, fetch ─┘    travels until the next step
-//!   SPARDA     (a layer ahead: foresee ─ resolve, fetch)  resolve, fetch, wait ─ attention over the foreseen list
-//!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  ┬─ resolve ┬─ attention over what is resident ─┬─ wait ─ repair
-//!                                                             └─ select ─┴─ resolve, fetch ──────────────────┘
+//!   SERIAL     summarise ─ select ─ resolve, fetch, wait ─ attention
+//!   ASYNC_TLS  recall the step before's list ┬─ resolve, fetch, wait ─────────┬─ attention ──────┬─ out
+//!                                            └─ summarise ─ select ─ remember ┴─ resolve, fetch ─┘    travels until the next step
+//!   SPARDA     (a layer ahead: foresee ─ resolve, fetch)  ┬─ resolve, fetch, wait ─ attention over the foreseen list ─┬─ out
+//!                                                         └─ summarise ───────────────────────────────────────────────┘
+//!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  summarise ─ select ─ resolve ┬─ fetch ────────────────────────────┬─ wait ─ repair
+//!                                                                                          └─ attention over what is resident ─┘
+//!
+//! What was foreseen of a layer is fetched once the layer that is attended before it has its own blocks: the bus is slower than all else, and what a
+//! layer waits for goes first. VANWARD does not attend what was predicted before its selection is there, as PRR does: on an H200 the selection
+//! took so much longer beside attention that nothing was gained, and copies hide attention as well. Where slots hold codes it attends once all have
+//! arrived.
 //!
 //! Dense rows attend the blocks in host memory where they lie: the device reads each once, which a copy would do, too, and no slot is
 //! taken from what sparse steps read. The newest two blocks, which host memory may not have yet, come from slots. Repair adds these to the state
@@ -19,8 +25,8 @@
 //! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
 //! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
-//! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
-//! reads stay while `hold` of the cache is at least 2.
+//! The lower lines are a branch. Resolves of a layer follow each other, and where a branch resolves, too, slots that attention reads stay while
+//! `hold` of the cache is at least 2.
 
 use super::Decoder;
 use super::attend::Attend;
@@ -139,7 +145,7 @@ impl Tiered {
     }
 
     fn fetch(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
-        self.cache.fetch(layer.number as u32, stream)
+        self.begin_fetch(layer.number, stream)
     }
 
     fn wait(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
@@ -154,11 +160,15 @@ impl Tiered {
         AppendRequest::from_c(&self.cache, args).map(|_| ())
     }
 
-    /// Begins to fetch a foreseen list.
-    pub fn prefetch_foreseen(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
+    /// Asks for the blocks of a foreseen list.
+    pub fn resolve_foreseen(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
         let slots = layer.entries(layer.decoder.plan.tiered.foreseen_slots, layer.policy.predicted_capacity());
-        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, None, None, stream)?;
-        self.fetch(layer, stream)
+        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, None, None, stream)
+    }
+
+    /// Begins to fetch what a layer has asked for.
+    pub fn begin_fetch(&self, layer: usize, stream: vwd_stream) -> Result<()> {
+        self.cache.fetch(layer as u32, stream)
     }
 }
 
@@ -190,21 +200,23 @@ impl Layer<'_> {
         vwd_block_list { slots, ..self.predicted() }
     }
 
-    /// What is resident of the list made ahead.
-    pub fn resident(&self) -> vwd_block_list {
-        self.own_list(self.decoder.plan.tiered.resident)
+    /// What is resident of the selected list.
+    fn resident(&self) -> vwd_block_list {
+        let Decoder { options, plan, .. } = self.decoder;
+        let ([ids, slots, counts], rows) = (plan.tiered.resident, [self.step.batch, options.kv_heads]);
+        let counts = self.decoder.packed(counts, DType::I32, &rows);
+        vwd_block_list {
+            slots: self.entries(slots, options.capacity()),
+            ..self.list_at(ids, options.capacity(), counts)
+        }
     }
 
-    /// The list that is fetched for the layer's next step.
-    fn next(&self) -> vwd_block_list {
-        self.own_list(self.decoder.plan.tiered.next)
-    }
-
-    /// A list of the layer at work from where its ids, slots and counts lie.
-    fn own_list(&self, [ids, slots, counts]: [usize; 3]) -> vwd_block_list {
-        let (cap, rows) = (self.policy.predicted_capacity(), [self.step.batch, self.decoder.options.kv_heads]);
-        let list = self.list_at(ids, cap, self.decoder.packed(counts, DType::I32, &rows));
-        vwd_block_list { slots: self.entries(slots, cap), ..list }
+    /// On a CPU session, for a strategy that would repair.
+    fn count_fetched_as_missed(&self) {
+        let Decoder { options, plan, .. } = self.decoder;
+        let [from, to] = [plan.tiered.fetched, plan.missed].map(|at| self.counts(at).data.cast::<i32>());
+        // SAFETY: both are of the decoder's memory, which the host has, one number for each row and KV head.
+        unsafe { to.copy_from_nonoverlapping(from, self.step.batch * options.kv_heads) };
     }
 
     pub fn without_slots(&self, list: vwd_block_list) -> vwd_block_list {
@@ -317,40 +329,23 @@ impl Attend<'_> {
         layer.past(&layer.list(), Kind::Sparse, sequences).remember(&session.on(stream)?)
     }
 
-    /// Selects on a branch while `meanwhile` runs on the caller's stream; then, on the branch, begins to fetch what is missing of the
-    /// selection while `attend` runs. `meanwhile` resolves other lists of the layer: resolves follow each other.
-    fn select_beside(
-        &self,
-        with_scores: bool,
-        tiered: &Tiered,
-        stream: vwd_stream,
-        meanwhile: impl FnOnce() -> Result<()>,
-        attend: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let layer = &self.layer;
-        let on_branch = |branch| {
-            self.select(Kind::Sparse, with_scores, branch)?;
-            meanwhile()?;
-            self.follow(stream)?;
-            tiered.resolve(layer, layer.selected_in_slots(), None, layer.fetched(), branch)?;
-            tiered.fetch(layer, branch)
-        };
-        self.beside(stream, on_branch, attend)
-    }
-
     /// ASYNC_TLS.
     pub fn attend_past(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let layer = &self.layer;
         let session = &layer.decoder.session;
         let sequences = session.checks().required("sequences", &layer.step.sequences)?;
+        // Selection then keeps its list in that one's place.
         layer.past(&layer.predicted(), Kind::Known, sequences).recall(&session.on(stream)?)?;
-        self.select_beside(
-            false,
-            tiered,
-            stream,
-            || self.bring(layer.predicted_in_slots(), false, stream),
-            || self.attention(&self.over_foreseen(), stream),
-        )?;
+        let on_branch = |branch| {
+            self.summarise(branch)?;
+            self.select(Kind::Sparse, false, branch)?;
+            self.bring(layer.predicted_in_slots(), false, stream)?;
+            // Resolves of a layer follow each other.
+            self.follow(stream)?;
+            tiered.resolve(layer, layer.selected_in_slots(), None, layer.fetched(), branch)?;
+            tiered.fetch(layer, branch)
+        };
+        self.beside(stream, on_branch, || self.attention(&self.over_foreseen(), stream))?;
         if !layer.step.has_begin {
             return Ok(());
         }
@@ -360,22 +355,58 @@ impl Attend<'_> {
         self.attention(&vwd_attention_args { flags, ..self.over_selected(Kind::New) }, stream)
     }
 
-    /// VANWARD, up to the repair.
-    pub fn attend_resident(&self, holt: Option<vwd_holt>, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
-        let layer = &self.layer;
-        self.select_beside(
-            holt.is_some(),
-            tiered,
-            stream,
-            || {
-                if let Some(holt) = holt {
-                    self.predict(layer.predicted(), holt, stream)?;
-                }
-                tiered.resolve(layer, layer.predicted_in_slots(), Some(layer.resident()), None, stream)
-            },
-            || self.attention(&self.over_predicted(), stream),
-        )?;
-        tiered.wait(layer, stream)
+    /// VANWARD, whose blocks were fetched ahead: attention over what is resident of the selection while the rest travels, and repair. A CPU session
+    /// makes copies in the call, and then attends the selection in one pass. So does CUDA where slots hold codes: their attention takes less time
+    /// than their repair.
+    pub fn attend_resident(&self, with_scores: bool, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
+        let (layer, session) = (&self.layer, &self.layer.decoder.session);
+        self.summarise(stream)?;
+        self.select(Kind::Sparse, with_scores, stream)?;
+        if !tiered.coded(layer.number).is_null() {
+            self.bring(layer.selected_in_slots(), true, stream)?;
+            return self.attention(&self.over_selected(Kind::Sparse), stream);
+        }
+        tiered.resolve(layer, layer.selected_in_slots(), Some(layer.resident()), layer.fetched(), stream)?;
+        tiered.fetch(layer, stream)?;
+        if session.cuda().is_none() {
+            tiered.wait(layer, stream)?;
+            layer.count_fetched_as_missed();
+            return self.attention(&self.over_selected(Kind::Sparse), stream);
+        }
+        self.attention(&self.over_resident(), stream)?;
+        tiered.wait(layer, stream)?;
+        repair::Request::with(session, &self.over_late(), &self.kv(), |r| repair::run(session, r, stream))
+    }
+
+    /// Scratch of the calls of `attend_resident`, without the selection's.
+    pub fn resident_scratch(&self) -> Result<u64> {
+        let session = &self.layer.decoder.session;
+        let resident = self.attention_scratch(&self.over_resident())?;
+        let late = repair::Request::with(session, &self.over_late(), &self.kv(), |r| repair::scratch(session, r))?;
+        Ok(resident.max(late))
+    }
+
+    /// Keeps the state. What it writes to `out` is replaced. Sinks enter the result once, in the end.
+    fn over_resident(&self) -> vwd_attention_args {
+        let selected = self.over_selected(Kind::Sparse);
+        vwd_attention_args {
+            list: self.layer.resident(),
+            state: self.state(),
+            sinks: absent(selected.sinks),
+            ..selected
+        }
+    }
+
+    /// Adds what has arrived since to the state of what was resident.
+    fn over_late(&self) -> vwd_repair_args {
+        let vwd_attention_args { sinks, list, .. } = self.over_selected(Kind::Sparse);
+        vwd_repair_args {
+            predicted: self.layer.without_slots(self.layer.resident()),
+            selected: list,
+            sinks,
+            missed_counts: self.layer.counts(self.layer.decoder.plan.missed),
+            ..repair_of(&self.over_resident())
+        }
     }
 
     /// Attention of dense rows: over the stored blocks, then with the newest ones.
@@ -425,7 +456,6 @@ impl Attend<'_> {
     fn over_stored(&self) -> vwd_attention_args {
         let (list, state, all) = (self.layer.stored_blocks(), self.state(), self.over_all());
         let block_size = self.layer.decoder.options.block_size as u32;
-        let absent = |t: vwd_tensor| vwd_tensor { data: std::ptr::null_mut(), ..t };
         // Sinks enter the result once, in the end. A step has no more rows than a block tokens, so that all nodes of a tree lie in the newest
         // blocks, and only a window depends on how the rows see each other.
         let tree = if all.window == 0 { absent(all.tree) } else { all.tree };
@@ -434,28 +464,16 @@ impl Attend<'_> {
 
     /// Adds the newest blocks to the state of the stored ones. None of them was predicted.
     fn over_newest(&self) -> vwd_repair_args {
-        let vwd_attention_args { flags, block_size, scale, soft_cap, window, q, q_lens, out, state, .. } =
-            self.over_stored();
         vwd_repair_args {
-            flags,
-            mode: VWD_REPAIR_SUPERSET,
-            block_size,
-            scale,
-            soft_cap,
-            window,
-            q,
-            q_lens,
             predicted: self.layer.no_blocks(),
             selected: self.layer.newest_blocks(),
-            predicted_state: state,
             tree: self.layer.step.tree,
             sinks: self.args.sinks,
-            out,
-            ..zeroed()
+            ..repair_of(&self.over_stored())
         }
     }
 
-    /// The state of attention over the stored blocks.
+    /// The state of attention over the stored blocks, or over what is resident.
     fn state(&self) -> vwd_attention_state {
         let Layer { decoder, step, .. } = &self.layer;
         let Options { query_heads, dims, .. } = &decoder.options;
@@ -469,10 +487,32 @@ impl Attend<'_> {
 
     /// Begins to fetch what is predicted for the layer's next step.
     pub fn prefetch_next(&self, holt: vwd_holt, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
-        let next = self.layer.next();
-        self.predict(self.layer.without_slots(next), holt, stream)?;
-        tiered.resolve(&self.layer, next, None, None, stream)?;
+        self.predict(self.layer.predicted(), holt, stream)?;
+        tiered.resolve(&self.layer, self.layer.predicted_in_slots(), None, None, stream)?;
         tiered.fetch(&self.layer, stream)
+    }
+}
+
+fn absent(t: vwd_tensor) -> vwd_tensor {
+    vwd_tensor { data: std::ptr::null_mut(), ..t }
+}
+
+/// A repair that goes on from the state that attention keeps, and has lists yet to be given.
+fn repair_of(of: &vwd_attention_args) -> vwd_repair_args {
+    let &vwd_attention_args { flags, block_size, scale, soft_cap, window, q, q_lens, out, state, .. } = of;
+    let mode = VWD_REPAIR_SUPERSET;
+    vwd_repair_args {
+        flags,
+        mode,
+        block_size,
+        scale,
+        soft_cap,
+        window,
+        q,
+        q_lens,
+        predicted_state: state,
+        out,
+        ..zeroed()
     }
 }
 
