@@ -41,12 +41,12 @@ struct CutTable<NoEnd> {
 // The tiles of tokens that one warp verifies: every `stride`th tile of its CTA's share of the batch from `first` on, AT_ONCE at a time.
 template <typename Token, uint32 SLOTS, typename Ends>
 struct WarpTiles {
-    static constexpr uint32 AT_ONCE = (SLOTS == 1 ? 16 : 8) / sizeof(Token);
+    static constexpr uint32 AT_ONCE = (SLOTS == 1 ? 16 : 8) / sizeof(Token), STOPS = SLOTS == 1 ? 4 : 2;  // registers are few
     const VerifyParams<Common> &p;
     const Ends &ends;
     uint32 first, stride, end;
     TokenTile<Token, SLOTS> tiles[AT_ONCE];
-    TileEnd<Token, SLOTS, Ends> tile_ends[AT_ONCE];
+    TileEnd<Token, SLOTS, Ends, STOPS> tile_ends[AT_ONCE];
 
     __device__ WarpTiles(const VerifyParams<Common> &p, const Ends &ends) : p(p), ends(ends) {
         const uint32 begin = cluster_rank() * p.share, log_rows = SLOTS == 1 ? 5 - p.log_lanes : 0;

@@ -44,8 +44,8 @@ struct End {
         if (p.min_remaining) least = as<int32>(p.min_remaining.at(seq));
         if (p.ignore_stop) ignores = as<uint8>(p.ignore_stop.at(seq));
     }
-    // Whether a stop token at a position counts.
-    __device__ bool stops_at(uint32 pos) const { return !ignores && int64(pos) >= least; }
+    // The first position at which a stop token counts.
+    __device__ uint32 first_to_stop() const { return ignores ? NEVER : max(least, 0); }
     // k draft tokens agree, and n tokens would be committed; `stop` is the first position that counts with a stop token, or NEVER.
     __device__ Cut cut(uint32 k, uint32 n, uint32 stop) const {
         const uint32 most = max(remaining, 0);
@@ -55,27 +55,47 @@ struct End {
     }
 };
 
-// Bit u says whether tokens[u] is a stop token of a request. Stop tokens are of one type; four are under way at a time.
-template <typename Stop, uint32 N, typename Token>
-__device__ inline uint32 stop_bits_of(const EndParams &p, uint32 seq, const Token (&tokens)[N]) {
-    constexpr uint32 AT_ONCE = 4;
-    uint32 bits = 0;
-    for (uint32 first = 0; first < p.stops; first += AT_ONCE) {
-        Stop stops[AT_ONCE];
+// Some stop tokens of a request: requested by load(), and waited for where they are looked at. Both words of a token of 64 bits are loaded, and
+// one of 32 bits twice, so that no branch and nothing that waits comes before the last request.
+template <uint32 COUNT = 4> struct SomeStops {
+    uint32 low[COUNT], high[COUNT];
+
+    __device__ void load(const EndParams &p, uint32 seq, uint32 first) {
+        const char *at = p.stop.at(seq, first);
+        const uint32 upper = p.stop_bytes - 4;
 #pragma unroll
-        for (uint32 s = 0; s < AT_ONCE; ++s) stops[s] = first + s < p.stops ? as<Stop>(p.stop.at(seq, first + s)) : Stop(-1);
+        for (uint32 s = 0; s < COUNT; ++s, at += p.stop.step[1]) {
+            low[s] = high[s] = 0xffffffff;
+            if (first + s < p.stops) low[s] = as<uint32>(at), high[s] = as<uint32>(at + upper);
+        }
+    }
+    // Bit u says whether tokens[u] is one of them. None is negative.
+    template <uint32 N, typename Token> __device__ uint32 bits(const EndParams &p, const Token (&tokens)[N]) const {
+        uint32 bits = 0;
 #pragma unroll
-        for (uint32 s = 0; s < AT_ONCE; ++s)
+        for (uint32 u = 0; u < N; ++u) {
+            // What `low` and `high` are of a stop token that is this token.
+            const uint32 word = uint32(tokens[u]), above = uint32(int64(tokens[u]) >> 32), upper = p.stop_bytes == 8 ? above : word;
+            const bool can_stop = tokens[u] >= 0 && (sizeof(Token) == 4 || p.stop_bytes == 8 || int64(tokens[u]) <= 0x7fffffff);
+            bool stops = false;
 #pragma unroll
-            for (uint32 u = 0; u < N; ++u)
-                if (stops[s] == tokens[u] && stops[s] >= 0) bits |= 1u << u;
+            for (uint32 s = 0; s < COUNT; ++s) stops |= (low[s] == word) & (high[s] == upper);
+            if (stops && can_stop) bits |= 1u << u;
+        }
+        return bits;
+    }
+};
+
+// Bit u says whether tokens[u] is a stop token of a request, whose first stop tokens are here.
+template <uint32 COUNT, uint32 N, typename Token>
+__device__ inline uint32 stop_bits(const EndParams &p, uint32 seq, SomeStops<COUNT> stops, const Token (&tokens)[N]) {
+    uint32 bits = stops.bits(p, tokens);
+#pragma unroll 1
+    for (uint32 first = COUNT; first < p.stops; first += COUNT) {
+        stops.load(p, seq, first);
+        bits |= stops.bits(p, tokens);
     }
     return bits;
-}
-// The same for stop tokens of either type.
-template <uint32 N, typename Token>
-__device__ inline uint32 stop_bits(const EndParams &p, uint32 seq, const Token (&tokens)[N]) {
-    return p.stop_bytes == 8 ? stop_bits_of<int64>(p, seq, tokens) : stop_bits_of<int32>(p, seq, tokens);
 }
 
 // Writes the end of a request, by one thread.

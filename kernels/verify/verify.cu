@@ -113,7 +113,10 @@ __device__ inline void verify_rows(const VerifyParams<General> &p, const FlatPar
     if (seq >= p.batch) return;
     const AnyRow<Token> row(p, flat, seq);
     End end;
+    SomeStops<> stops;
     end.load(ends, seq);
+    stops.load(ends, seq, 0);
+    const uint32 from = end.first_to_stop();
     uint32 k = NEVER, stop = NEVER;
     for (uint32 first = lane; k == NEVER; first += TOKEN_SLOTS * WARP) {
         Token drafts[TOKEN_SLOTS], targets[TOKEN_SLOTS];
@@ -123,15 +126,20 @@ __device__ inline void verify_rows(const VerifyParams<General> &p, const FlatPar
             drafts[u] = pos < row.draft_len ? row.draft(pos) : Token(-1);
             targets[u] = pos <= row.draft_len ? row.target(pos) : Token(-1);
         }
-        const uint32 bits = stop_bits(ends, seq, targets);
 #pragma unroll
         for (uint32 u = 0; u < TOKEN_SLOTS; ++u) {
             const uint32 pos = first + u * WARP;
-            if (pos > row.draft_len) continue;
-            if (drafts[u] != targets[u] || drafts[u] < 0) k = min(k, pos);
-            if ((bits >> u & 1) && end.stops_at(pos)) stop = min(stop, pos);
+            if (pos <= row.draft_len && (drafts[u] != targets[u] || drafts[u] < 0)) k = min(k, pos);
         }
         k = __reduce_min_sync(FULL_WARP, k);
+        // What may be committed and counts.
+#pragma unroll
+        for (uint32 u = 0; u < TOKEN_SLOTS; ++u) {
+            const uint32 pos = first + u * WARP;
+            if (pos < from || pos > min(k, row.draft_len)) targets[u] = -1;
+        }
+        const uint32 bits = stop_bits(ends, seq, stops, targets);
+        if (bits) stop = first + (__ffs(bits) - 1) * WARP;
         stop = __reduce_min_sync(FULL_WARP, stop);
     }
     const Cut cut = end.cut(k, k + 1, stop);

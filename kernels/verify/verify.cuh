@@ -112,10 +112,12 @@ struct TokenTile {
     }
 };
 
-// What ends the rows of a tile. Without an end there is nothing to load, and all tokens up to the next one are committed.
-template <typename Token, uint32 SLOTS, typename Ends>
+// What ends the rows of a tile. Without an end there is nothing to load, and all tokens up to the next one are committed. Up to STOPS stop tokens
+// are requested together with all else.
+template <typename Token, uint32 SLOTS, typename Ends, uint32 STOPS = 4>
 struct TileEnd {
     End end;
+    SomeStops<STOPS> stops;
     Token bonus = -1;
 
     // Requests what the tile's own tokens do not tell.
@@ -125,6 +127,7 @@ struct TileEnd {
             const uint32 read_row = min(row, p.batch - 1);
             bonus = token<Token>(p, p.target + offset(read_row, p.target_seq), p.gamma, p.target_pos);
             end.load(ends, read_row);
+            stops.load(ends, read_row, 0);
         }
     }
     // The same in all lanes of a row.
@@ -134,17 +137,20 @@ struct TileEnd {
             const uint32 k = tile.first_mismatch(p);
             return {k, k + 1, GOES_ON};
         } else {
+            const uint32 k = tile.first_mismatch(p), from = end.first_to_stop();
+            // What may be committed and counts.
             Token tokens[SLOTS + 1];
 #pragma unroll
-            for (uint32 u = 0; u < SLOTS; ++u) tokens[u] = tile.targets[u];
-            tokens[SLOTS] = bonus;
-            const uint32 bits = stop_bits(ends, min(tile.row, p.batch - 1), tokens), k = tile.first_mismatch(p);
-            uint32 first = bits >> SLOTS && end.stops_at(p.gamma) ? p.gamma : NEVER;
-#pragma unroll
-            for (uint32 u = SLOTS; u-- > 0;) {
+            for (uint32 u = 0; u < SLOTS; ++u) {
                 const uint32 pos = tile.pos + u * WARP;
-                if (pos < p.gamma && (bits >> u & 1) && end.stops_at(pos)) first = pos;
+                tokens[u] = pos >= from && pos <= k && pos < p.gamma ? tile.targets[u] : Token(-1);
             }
+            tokens[SLOTS] = k == p.gamma && k >= from ? bonus : Token(-1);
+            const uint32 bits = stop_bits(ends, min(tile.row, p.batch - 1), stops, tokens);
+            uint32 first = bits >> SLOTS ? p.gamma : NEVER;
+#pragma unroll
+            for (uint32 u = SLOTS; u-- > 0;)
+                if (bits >> u & 1) first = tile.pos + u * WARP;
             if constexpr (SLOTS == 1) {
                 const uint32 lanes = 1u << p.log_lanes, leader = threadIdx.x % WARP & -lanes;
                 const uint32 stops = __ballot_sync(FULL_WARP, first < p.gamma) >> leader & FULL_WARP >> (WARP - lanes);

@@ -14,14 +14,16 @@ __device__ inline void end_walk(const Params &p, const EndParams &ends, uint32 s
     if (threadIdx.x == 0) stop = NEVER;
     __syncthreads();
     End end;
+    SomeStops<> stops;
     end.load(ends, seq);
+    stops.load(ends, seq, 0);
     const uint32 k = as<int32>(p.accepted.at(seq));
     const Token next = as<Token>(p.next_token.at(seq));
     // A tree without nodes commits nothing; a node without a logit has no token.
     const uint32 n = as<int32>(p.path.at(seq, 0)) < 0 ? 0 : k + (always_next || next >= 0);
     for (uint32 j = threadIdx.x; j < n; j += blockDim.x) {
         const Token token[1] = {j < k ? as<Token>(p.tokens.at(seq, as<int32>(p.path.at(seq, j + 1)))) : next};
-        if (stop_bits(ends, seq, token) && end.stops_at(j)) atomicMin(&stop, j);
+        if (j >= end.first_to_stop() && stop_bits(ends, seq, stops, token)) atomicMin(&stop, j);
     }
     __syncthreads();
     const Cut cut = end.cut(k, n, stop);

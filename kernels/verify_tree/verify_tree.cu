@@ -42,33 +42,81 @@ template <bool FORBIDS> __device__ inline uint64 higher(uint64 best, uint64 othe
     return other;
 }
 
+// Neighbouring logits, 16 bytes.
+template <uint32 TYPE> struct Unit {
+    static constexpr uint32 COUNT = TYPE == FLOAT32 ? 4 : 8;
+    uint32 words[4];
+
+    __device__ void load(const char *from) {
+        const uint4 four = as<uint4>(from);
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+    }
+    __device__ float at(uint32 n) const {
+        if (TYPE == FLOAT32) return __uint_as_float(words[n]);
+        const uint32 bits = n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffff;
+        return TYPE == FLOAT16 ? widen_float16(bits) : widen_bfloat16(bits);
+    }
+    // The largest of them that is a number, −∞ where none is.
+    __device__ float largest() const {
+        float all = ::largest_of<TYPE>(words);
+        if (all != all) {
+            all = minus_infinity();
+#pragma unroll
+            for (uint32 n = 0; n < COUNT; ++n) all = fmaxf(all, at(n));
+        }
+        return all;
+    }
+};
+
+// The largest logit that a thread finds in tokens `begin` to `end` of a row, in units. Which logit of a unit it is, is looked for in the best
+// unit alone.
+template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *logits, uint32 begin, uint32 end) {
+    constexpr uint32 COUNT = Unit<TYPE>::COUNT;
+    constexpr uint32 STEP = MOST_THREADS * COUNT, AT_ONCE = 4;
+    const uint32 none = none_bits<TYPE>(false) * (TYPE == FLOAT32 ? 1 : 0x10001);
+    float best = minus_infinity();
+    Unit<TYPE> kept = {};
+    uint32 first = 0;
+    for (uint32 token = begin + threadIdx.x * COUNT; token < end; token += AT_ONCE * STEP) {
+        Unit<TYPE> units[AT_ONCE];
+#pragma unroll
+        for (uint32 u = 0; u < AT_ONCE; ++u) {
+            units[u] = {{none, none, none, none}};
+            if (token + u * STEP < end) units[u].load(logits + uint64(token + u * STEP) * (16 / COUNT));
+        }
+#pragma unroll
+        for (uint32 u = 0; u < AT_ONCE; ++u) {
+            const float largest = units[u].largest();
+            if (largest > best) best = largest, kept = units[u], first = token + u * STEP;
+        }
+    }
+    uint32 found = 0;
+#pragma unroll
+    for (uint32 n = COUNT; n-- > 0;)
+        if (kept.at(n) == best) found = n;
+    return ranked(best, first + found);
+}
+
 // The largest logit that a thread finds in tokens `begin` to `end` of a row.
 template <bool FORBIDS>
 __device__ inline uint64 largest_of(const LargestParams &p, const char *logits, uint32 begin, uint32 end, const Forbidden &forbidden) {
     uint64 best = NO_LOGIT;
-    const auto take = [&](float logit, uint32 token) { best = higher<FORBIDS>(best, ranked(logit, token), forbidden); };
+    const auto take = [&](uint32 token, int64 step) {
+        best = higher<FORBIDS>(best, ranked(load_element(logits + token * step, p.dtype), token), forbidden);
+    };
     if (p.is_adjacent) {
-        const uint32 log_bytes = p.dtype == FLOAT32 ? 2 : 1, count = 16u >> log_bytes;
-        const uint32 whole = begin < end ? begin + (end - begin) / count * count : begin;
-#pragma unroll 4
-        for (uint32 token = begin + threadIdx.x * count; token < whole; token += MOST_THREADS * count) {
-            const uint4 four = as<uint4>(logits + (uint64(token) << log_bytes));
-            const uint32 words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (uint32 n = 0; n < 4; ++n) {
-                if (p.dtype == FLOAT32) {
-                    take(__uint_as_float(words[n]), token + n);
-                } else {
-                    const bool is_float16 = p.dtype == FLOAT16;
-                    const uint32 low = words[n] & 0xffff, high = words[n] >> 16;
-                    take(is_float16 ? widen_float16(low) : widen_bfloat16(low), token + 2 * n);
-                    take(is_float16 ? widen_float16(high) : widen_bfloat16(high), token + 2 * n + 1);
-                }
-            }
-        }
-        for (uint32 token = whole + threadIdx.x; token < end; token += MOST_THREADS) take(load_element(logits + (uint64(token) << log_bytes), p.dtype), token);
+        const uint32 bytes = p.dtype == FLOAT32 ? 4 : 2, count = 16 / bytes, whole = begin < end ? begin + (end - begin) / count * count : begin;
+        uint64 of_units;
+        if (p.dtype == FLOAT32) of_units = largest_of_units<FLOAT32>(logits, begin, whole);
+        else if (p.dtype == FLOAT16) of_units = largest_of_units<FLOAT16>(logits, begin, whole);
+        else of_units = largest_of_units<BFLOAT16>(logits, begin, whole);
+        best = higher<FORBIDS>(NO_LOGIT, of_units, forbidden);
+        if (best != of_units)  // it is forbidden
+            for (uint32 unit = begin + threadIdx.x * count; unit < whole; unit += MOST_THREADS * count)
+                for (uint32 n = 0; n < count; ++n) take(unit + n, bytes);
+        for (uint32 token = whole + threadIdx.x; token < end; token += MOST_THREADS) take(token, bytes);
     } else {
-        for (uint32 token = begin + threadIdx.x; token < end; token += MOST_THREADS) take(load_element(logits + token * p.logits.step[2], p.dtype), token);
+        for (uint32 token = begin + threadIdx.x; token < end; token += MOST_THREADS) take(token, p.logits.step[2]);
     }
     return best;
 }
