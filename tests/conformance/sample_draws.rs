@@ -2,7 +2,7 @@
 
 use crate::Case;
 use crate::sample::{Scene, is_emulated};
-use crate::sampling::{self, PLAIN, Settings, assert_drawn_from, distribution};
+use crate::sampling::{self, PLAIN, Settings, assert_drawn_from, by_threads, distribution};
 use crate::support::*;
 use vanward::abi::*;
 
@@ -13,25 +13,28 @@ pub const CASES: &[Case] = cases![
 ];
 pub const VARIANTS: &[Case] = cases![sample_by_each_variant_draws_each_token_as_often_as_it_is_likely];
 
-/// 10^6 where VANWARD_DRAWS says so.
-fn draws(backend: &Backend) -> usize {
+/// How often each distribution is drawn from: VANWARD_DRAWS times where that is given.
+fn draws(backend: &Backend, usually: usize, emulated: usize) -> usize {
     let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
-    given.unwrap_or(if is_emulated(backend) { 100 } else { 40_000 })
+    given.unwrap_or(if is_emulated(backend) { emulated } else { usually })
 }
 
 /// Counts of the first committed tokens of `draws` requests that share rows.
 fn count(backend: &Backend, scene: &Scene, draws: usize, mut draft: impl FnMut() -> Vec<i64>) -> Vec<Vec<i64>> {
     const AT_ONCE: usize = 1000;
     let (gamma, tokens) = (scene.gamma(), scene.tokens());
-    let mut all = vec![];
-    for first in (0..draws).step_by(AT_ONCE) {
-        let batch = AT_ONCE.min(draws - first);
+    let chunks = (0..draws).step_by(AT_ONCE).map(|first| {
+        let drafts: Vec<_> = (first..draws.min(first + AT_ONCE)).map(|_| draft()).collect();
+        (first, drafts)
+    });
+    let run = |backend: &Backend, (first, drafts): (usize, Vec<Vec<i64>>)| {
+        let batch = drafts.len();
         let repeat = |rows: &Array<f64>| {
             let data = (0..batch).flat_map(|_| rows.data.clone()).collect();
             Array::new(&[&[batch], &rows.shape[1..]].concat(), data)
         };
         let many = Scene {
-            draft: Array::new(&[batch, gamma], (0..batch).flat_map(|_| draft()).collect()),
+            draft: Array::new(&[batch, gamma], drafts.concat()),
             target: repeat(&Array::new(&[1, gamma + 1, tokens], scene.target.data.clone())),
             draft_rows: scene.draft_rows.as_ref().map(repeat),
             settings: vec![scene.settings[0]; batch],
@@ -43,9 +46,9 @@ fn count(backend: &Backend, scene: &Scene, draws: usize, mut draft: impl FnMut()
             ..scene.clone()
         };
         let found = many.run(backend, None);
-        all.extend((0..batch).map(|i| found.committed.row([i]).to_vec()));
-    }
-    all
+        (0..batch).map(|i| found.committed.row([i]).to_vec()).collect::<Vec<_>>()
+    };
+    by_threads(backend, chunks.collect(), run).concat()
 }
 
 fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
@@ -55,7 +58,7 @@ fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
 }
 
 fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
-    let draws = draws(backend);
+    let draws = draws(backend, 40_000, 100);
     rounds(1, |rng| {
         let likely: Vec<f64> =
             (0..9).map(|j| [2.0, 1.0, 1.0, 0.0, -1.0, 3.0, -2.0, 0.5, f64::NEG_INFINITY][j]).collect();
@@ -108,7 +111,7 @@ fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
 }
 
 fn sample_draws_each_token_as_often_without_log_probabilities(backend: &Backend) {
-    let draws = draws(backend) / if is_emulated(backend) { 1 } else { 4 };
+    let draws = draws(backend, 10_000, 100);
     rounds(1, |rng| draws_as_likely(backend, rng, draws, &FILTERS));
 }
 
@@ -116,7 +119,7 @@ fn sample_draws_each_token_as_often_without_log_probabilities(backend: &Backend)
 fn sample_by_each_variant_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
     let variants =
         [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
-    let draws = draws(backend) / if is_emulated(backend) { 2 } else { 4 };
+    let draws = draws(backend, 10_000, 50);
     for (variant, capabilities) in variants {
         let Some(forced) = backend.forcing(variant, capabilities) else { continue };
         rounds(1, |rng| match variant {
@@ -186,7 +189,7 @@ fn drawn_as_likely(backend: &Backend, rng: &mut Rng, draws: usize, scene: &Scene
 
 /// One random number must not decide at two positions, or twice at one.
 fn sample_draws_positions_independently(backend: &Backend) {
-    let draws = draws(backend);
+    let draws = draws(backend, 40_000, 100);
     rounds(1, |rng| {
         let rows = [[0.5, 0.0, -0.4], [0.0, 0.7, 0.1], [0.2, 0.2, 0.9]];
         let q = [0.4, 0.3, 0.3];

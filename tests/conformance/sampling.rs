@@ -349,6 +349,32 @@ pub fn any_settings(rng: &mut Rng, temperature_last: bool) -> Settings {
     }
 }
 
+/// What `run` gives of each chunk, in order. Where VANWARD_DRAWS asks for many draws, threads share the chunks out, each with a session of its own.
+pub fn by_threads<Chunk: Send, T: Send>(
+    backend: &Backend,
+    chunks: Vec<Chunk>,
+    run: impl Fn(&Backend, Chunk) -> T + Sync,
+) -> Vec<T> {
+    let own = || std::env::var_os("VANWARD_DRAWS").and_then(|_| backend.another());
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    if own().is_none() {
+        return chunks.into_iter().map(|chunk| run(backend, chunk)).collect();
+    }
+    let share = chunks.len().div_ceil(threads);
+    let mut chunks = chunks.into_iter();
+    let shares = std::iter::repeat_with(|| chunks.by_ref().take(share).collect::<Vec<_>>());
+    let shares: Vec<_> = shares.take_while(|share| !share.is_empty()).collect();
+    let work = |share: Vec<Chunk>| {
+        let own = own().expect("a session");
+        share.into_iter().map(|chunk| run(&own, chunk)).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || work(share))).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    })
+}
+
 /// Whether counts are those of draws from p, at a level of 10^−4: Pearson's χ² by Wilson and Hilferty.
 #[track_caller]
 pub fn assert_drawn_from(counts: &[u64], p: &[f64], what: &str) {

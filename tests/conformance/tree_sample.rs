@@ -5,7 +5,7 @@ mod scene;
 
 use crate::Case;
 use crate::sampling::{
-    self, PLAIN, Settings, Turns, assert_drawn_from, distribution, forbid, likeliest, logits, uniform,
+    self, PLAIN, Settings, Turns, assert_drawn_from, by_threads, distribution, forbid, likeliest, logits, uniform,
 };
 use crate::support::trees::*;
 use crate::support::*;
@@ -180,13 +180,14 @@ fn draws(backend: &Backend) -> usize {
 /// Committed tokens of `draws` requests like the scene's, each with drafts of its own.
 fn committed(backend: &Backend, scene: &Scene, draws: usize, rng: &mut Rng) -> Vec<Vec<i64>> {
     const AT_ONCE: usize = 1000;
-    let runs = (0..draws).step_by(AT_ONCE).flat_map(|first| {
+    let chunks: Vec<_> = (0..draws).step_by(AT_ONCE).map(|first| (first, rng.int(0..=i64::MAX) as u64)).collect();
+    let run = |backend: &Backend, (first, seed): (usize, u64)| {
         let mut many = scene.repeated(AT_ONCE.min(draws - first), first);
-        many.draft(rng);
+        many.draft(&mut Rng::new(seed));
         let found = many.run(backend, None).committed;
         (0..many.batch()).map(|i| found.row([i]).to_vec()).collect::<Vec<_>>()
-    });
-    runs.collect()
+    };
+    by_threads(backend, chunks, run).concat()
 }
 
 fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {

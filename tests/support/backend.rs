@@ -109,6 +109,14 @@ impl Backend {
         Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
     }
 
+    /// The same device in a session of its own, for another thread; `None` where a variant is forced.
+    pub fn another(&self) -> Option<Backend> {
+        if self.log.is_some() {
+            return None;
+        }
+        Some(if self.is_cuda() { Backend::cuda().expect("a session") } else { Backend::cpu(1) })
+    }
+
     pub fn is_cuda(&self) -> bool {
         matches!(self.device, Device::Cuda(_))
     }
