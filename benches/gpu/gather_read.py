@@ -10,11 +10,11 @@ It is launched as the library launches its own kernels, in the shape that is bes
 
 import ctypes
 import functools
-import glob
 import math
-import site
 
 import torch
+
+from launch import Module
 
 _SOURCE = rb"""
 using uint = unsigned int;
@@ -227,46 +227,21 @@ class _Params(ctypes.Structure):
     _fields_ += [(name, ctypes.c_int) for name in ("count", "log2_block", "heads", "pages", "ctas")]
 
 
-class _Attribute(ctypes.Structure):
-    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
-
-
-class _Config(ctypes.Structure):
-    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p)]
-    _fields_ += [("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)]
-
-
-def _library(name):
-    """A library of the CUDA toolkit that torch brings along."""
-    found = [path for root in site.getsitepackages() for path in glob.glob(f"{root}/nvidia/**/{name}.so.*", recursive=True)]
-    return ctypes.CDLL(sorted(found)[0] if found else f"{name}.so")
-
-
 class GatherRead:
     def __init__(self):
-        nvrtc, self._cuda = _library("libnvrtc"), ctypes.CDLL("libcuda.so.1")
-        program, size, module = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
-        assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), _SOURCE, b"gather_read.cu", 0, None, None) == 0
-        options = (ctypes.c_char_p * 1)(b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability())
-        assert nvrtc.nvrtcCompileProgram(program, 1, options) == 0
-        assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
-        code = ctypes.create_string_buffer(size.value)
-        assert nvrtc.nvrtcGetCUBIN(program, code) == 0
-        assert self._cuda.cuModuleLoadData(ctypes.byref(module), code) == 0
+        self._module = Module(_SOURCE)
         has_clusters = torch.cuda.get_device_capability() >= (9, 0)
-        self._kernels = {None: self._found(module, "gather_read_%d", _STAGES)}
+        self._kernels = {None: self._found("gather_read_%d", _STAGES)}
         for rows in _ROWS if has_clusters else ():
-            self._kernels[rows] = self._found(module, f"gather_read_{rows}_rows_%d", _STAGES_OF_ROWS, 64 * _PITCH * 4 + 16)
+            self._kernels[rows] = self._found(f"gather_read_{rows}_rows_%d", _STAGES_OF_ROWS, 64 * _PITCH * 4 + 16)
 
-    def _found(self, module, name, all_stages, received=0):
+    def _found(self, name, all_stages, received=0):
         """Kernels by their stages, those that have room, with their shared memory. `received`: bytes of rows that a cluster sends."""
         kernels = {}
         for stages in all_stages:
-            kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10) + received
-            assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, (name % stages).encode()) == 0
-            if received:  # clusters of more than 8
-                assert self._cuda.cuFuncSetAttribute(kernel, 14, 1) == 0
-            if self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0:  # the most dynamic shared memory: there is as much
+            shared = 16 + 4 * _MOST_PAGES + stages * (16 << 10) + received
+            kernel = self._module.kernel(name % stages, shared, has_large_clusters=received > 0)
+            if kernel:
                 kernels[stages] = kernel, shared
         return kernels
 
@@ -282,10 +257,6 @@ class GatherRead:
         tickets = torch.zeros(lists * splits, dtype=torch.int32, device="cuda")
         heads, pages = case.keys[0].shape[2], case.table.shape[1]
         kernel, shared = self._kernels[rows][stages]
-        # Programmatic stream serialization, from compute capability 9.0 on: the next kernel begins before this one ends, and waits by itself.
-        attributes = int(torch.cuda.get_device_capability() >= (9, 0)) + bool(rows)
-        early, cluster = _Attribute(id=6, value=(ctypes.c_int * 16)(1)), _Attribute(id=4, value=(ctypes.c_int * 16)(ctas, 1, 1))
-        attribute_list = (_Attribute * 2)(early, cluster)
         prepared = []
         for ids, keys, values in zip(case.ids, case.keys, case.values):
             tensors = (ids.contiguous(), case.table, keys, values, partials, out, tickets)
@@ -293,9 +264,7 @@ class GatherRead:
             prepared.append((tensors, params, (ctypes.c_void_p * 1)(ctypes.addressof(params))))
 
         def call(i):
-            stream = torch.cuda.current_stream().cuda_stream
-            config = _Config((ctypes.c_uint * 3)(splits, lists, 1), (ctypes.c_uint * 3)(256, 1, 1), shared, stream, attribute_list, attributes)
-            assert self._cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, prepared[i][2], None) == 0
+            self._module.launch(kernel, (splits, lists, 1), 256, shared, prepared[i][2], ctas if rows else 0)
 
         call(0)
         joined = self._rows(case, ctas, clusters, rows) if rows else self._read(case, splits)

@@ -6,13 +6,15 @@ Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, wi
 softmax is timed with it and alone. `copy` is
 a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. `cold` is what the call
 adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an engine: its instructions come from
-memory, too. Microseconds, medians; logits are in no cache.
+memory, too. `floor` has kernels that read the same logits by as many CTAs and copies (`sample_read.py`): `read` finds the largest numbers, `weigh` also
+adds up the weights, and neither draws. Microseconds, medians; logits are in no cache.
 """
 
 import math
 
 import torch
 
+from sample_read import SampleRead
 from timing import run, vanward
 
 try:
@@ -100,6 +102,7 @@ def points(quick):
 
 def measure(session, timer, rows, quick):
     rows.put("peer", flashinfer=flashinfer.__version__ if flashinfer else "none")
+    reading = SampleRead() if torch.cuda.get_device_capability() >= (9, 0) else None
     for tokens, gamma, batch in points(quick):
         for dtype in (torch.bfloat16,) if quick == "goals" else (torch.bfloat16, torch.float32):
             for filters in (False, True):
@@ -119,6 +122,8 @@ def measure(session, timer, rows, quick):
                     elif flashinfer and not gamma:
                         row.update(flashinfer_event=timer.event(case.plain, sets))
                     rows.put("sample", **row)
+                    if reading and reading.takes(case.logits[0]) and not filters and not has_rows:
+                        rows.put("floor", batch=batch, gamma=gamma, tokens=tokens, bytes=size, vanward_graph=row["vanward_graph"], **reading.times(case.logits, timer))
                     if quick == "goals":
                         rows.put("kernels", batch=batch, filters=filters, draft_rows=has_rows, timeline=timer.timeline(case.ours(), sets))
                     del case
