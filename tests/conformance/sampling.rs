@@ -3,6 +3,7 @@
 //! A random number that lies within MARGIN of where a decision changes leaves the request unsure, and the request is not compared.
 
 use crate::support::*;
+use std::sync::Mutex;
 
 /// What probabilities of the library may be off by, and more.
 const MARGIN: f64 = 2e-6;
@@ -355,19 +356,26 @@ pub fn by_threads<Chunk: Send, T: Send>(
     chunks: Vec<Chunk>,
     run: impl Fn(&Backend, Chunk) -> T + Sync,
 ) -> Vec<T> {
-    let own = || std::env::var_os("VANWARD_DRAWS").and_then(|_| backend.another());
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    if own().is_none() {
+    /// Sessions of threads that have ended.
+    static IDLE: Mutex<Vec<Backend>> = Mutex::new(vec![]);
+    if std::env::var_os("VANWARD_DRAWS").is_none() || backend.forces() {
         return chunks.into_iter().map(|chunk| run(backend, chunk)).collect();
     }
+    let work = |share: Vec<Chunk>| {
+        let idle = {
+            let mut idle = IDLE.lock().unwrap();
+            idle.iter().position(|b| b.is_cuda() == backend.is_cuda()).map(|at| idle.remove(at))
+        };
+        let own = idle.unwrap_or_else(|| backend.another());
+        let found: Vec<T> = share.into_iter().map(|chunk| run(&own, chunk)).collect();
+        IDLE.lock().unwrap().push(own);
+        found
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let share = chunks.len().div_ceil(threads);
     let mut chunks = chunks.into_iter();
     let shares = std::iter::repeat_with(|| chunks.by_ref().take(share).collect::<Vec<_>>());
     let shares: Vec<_> = shares.take_while(|share| !share.is_empty()).collect();
-    let work = |share: Vec<Chunk>| {
-        let own = own().expect("a session");
-        share.into_iter().map(|chunk| run(&own, chunk)).collect::<Vec<_>>()
-    };
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || work(share))).collect();

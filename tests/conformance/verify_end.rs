@@ -12,6 +12,7 @@ pub const CASES: &[Case] = cases![
     verify_cuts_at_stops_and_lengths,
     verify_cuts_every_row_length_and_batch_size,
     verify_cuts_at_every_place,
+    verify_compares_stop_tokens_whole,
     verify_takes_drafts_one_after_the_other,
     verify_takes_any_ends_of_drafts,
     verify_by_each_variant_cuts_alike,
@@ -181,7 +182,12 @@ fn plain(_: &mut Rng, _: usize) -> Layout {
 
 impl<'b> Placed<'b> {
     fn new(backend: &'b Backend, rng: &mut Rng, scene: &Scene, layout: AnyLayout, optional: &[&str]) -> Placed<'b> {
-        let (dtype, batch) = (rng.pick(&[I32, I64]), scene.batch());
+        // int32 or int64, where all fit in int32.
+        let fitting = |rng: &mut Rng, values: &[i64]| match values.iter().all(|&x| i32::try_from(x).is_ok()) {
+            true => rng.pick(&[I32, I64]),
+            false => I64,
+        };
+        let (dtype, batch) = (fitting(rng, &[&scene.draft.data[..], &scene.target.data[..]].concat()), scene.batch());
         let mut inputs = vec![];
         let mut input = |rng: &mut Rng, name, dtype, values: &Array<i64>| {
             inputs.push((name, Tensor::ints(backend, dtype, values, &layout(rng, values.shape.len()))));
@@ -194,7 +200,7 @@ impl<'b> Placed<'b> {
             input(rng, "bonus", dtype, &column(&scene.bonus));
         }
         if let Some(stop) = &scene.stop {
-            let stop_dtype = rng.pick(&[I32, I64]);
+            let stop_dtype = fitting(rng, &stop.data);
             input(rng, "stop", stop_dtype, stop);
         }
         let flag = rng.pick(&[U8, BOOL]);
@@ -281,6 +287,22 @@ fn check_with(backend: &Backend, rng: &mut Rng, scene: &Scene, layout: AnyLayout
     // SAFETY: the tensors outlive the call.
     backend.finish(unsafe { vwd_verify(backend.session(), &call.args(), backend.stream()) });
     call.check(&scene.expected());
+}
+
+/// Tokens and stop tokens of either type, some of which differ in one half alone.
+fn verify_compares_stop_tokens_whole(backend: &Backend) {
+    const WIDE: [i64; 5] = [7, 7 + (1 << 32), u32::MAX as i64, -1, 5];
+    rounds(backend.times(100) as u64, |rng| {
+        let (batch, gamma) = (rng.size(1..=9), rng.pick(&[1, 6, 40, 140]));
+        let mut scene = Scene::rows(rng, batch, gamma);
+        let among = if rng.one_in(2) { &WIDE[..] } else { &[7, -1, 5] };
+        scene.target = Array::from_fn(&[batch, gamma + 1], |_| if rng.one_in(9) { rng.pick(among) } else { 3 });
+        scene.draft = Array::from_fn(&[batch, gamma], |at| scene.target[[at[0], at[1]]]);
+        let among = if rng.one_in(2) { &WIDE[1..4] } else { &[7, -1, 5] };
+        scene.stop = Some(Array::from_fn(&[rng.size(1..=6)], |_| rng.pick(among)));
+        let layout = layout_of(rng);
+        check(backend, rng, &scene, layout);
+    });
 }
 
 fn layout_of(rng: &mut Rng) -> AnyLayout {

@@ -109,12 +109,14 @@ impl Backend {
         Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
     }
 
-    /// The same device in a session of its own, for another thread; `None` where a variant is forced.
-    pub fn another(&self) -> Option<Backend> {
-        if self.log.is_some() {
-            return None;
-        }
-        Some(if self.is_cuda() { Backend::cuda().expect("a session") } else { Backend::cpu(1) })
+    /// The same device in a session of its own, which forces nothing.
+    pub fn another(&self) -> Backend {
+        if self.is_cuda() { Backend::cuda().expect("a session") } else { Backend::cpu(1) }
+    }
+
+    /// Whether its session forces variants.
+    pub fn forces(&self) -> bool {
+        self.log.is_some()
     }
 
     pub fn is_cuda(&self) -> bool {
