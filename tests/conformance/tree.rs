@@ -369,6 +369,8 @@ fn verify_tree_finds_the_largest_logit(backend: &Backend) {
     rounds(30, |rng| {
         let (batch, n) = (rng.size(1..=4), rng.size(1..=12));
         let vocabulary = if rng.one_in(8) { rng.size(4000..=9000) } else { rng.size(1..=40) };
+        // Rows that can be loaded by 16 bytes.
+        let vocabulary = if rng.one_in(2) { vocabulary.next_multiple_of(8) } else { vocabulary };
         let dtype = rng.pick(&[F32, F16, BF16]);
         // Whole numbers: equal largest ones are everywhere.
         let logits = Array::from_fn(&[batch, n, vocabulary], |_| match rng.size(0..=19) {
@@ -376,8 +378,11 @@ fn verify_tree_finds_the_largest_logit(backend: &Backend) {
             1 => f64::NEG_INFINITY,
             _ => rng.int(-3..=3) as f64,
         });
+        // Tokens that are forbidden at every depth.
+        let stops: Vec<i64> = (0..rng.pick(&[0, 0, 3, 9])).map(|_| rng.int(0..=vocabulary as i64 - 1)).collect();
         let best = |i: usize, v: usize| {
-            let row = logits.row([i, v]);
+            let mut row = logits.row([i, v]).to_vec();
+            stops.iter().for_each(|&token| row[token as usize] = f64::NAN);
             let most = row.iter().copied().filter(|x| !x.is_nan()).fold(f64::NEG_INFINITY, f64::max);
             row.iter().position(|&x| x == most && most > f64::NEG_INFINITY).map_or(-1, |token| token as i64)
         };
@@ -390,7 +395,12 @@ fn verify_tree_finds_the_largest_logit(backend: &Backend) {
         let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
         let (accepted, path, next_token) = (out(I32, &[batch]), out(I32, &[batch, n]), out(I64, &[batch]));
         let status = out(U32, &[batch]);
+        let stop = place(I64, &Array::new(&[stops.len()], stops.clone()));
+        let min_remaining = place(I32, &Array::filled(&[batch], 99));
+        let given = |tensor: &Tensor| if stops.is_empty() { absent() } else { tensor.c() };
         let args = vwd_verify_tree_args {
+            stop: given(&stop),
+            min_remaining: given(&min_remaining),
             tokens: tokens.c(),
             parents: parents.c(),
             status: status.c(),
