@@ -5,8 +5,12 @@
 Trees have N nodes with random parents. `verify` is vwd_verify_tree from the target's tokens, `logits` the same from bfloat16 logits of 128256 tokens,
 `prepare` vwd_tree_prepare with all outputs. `coupled`, `independent` and `distinct` are the walks that sample, the last two with rows of bfloat16 logits that
 children were drawn from, which are near the target's. `compact` moves three rows of every layer of an 8B-shaped model (64 caches of 2 KiB a row); `copy` copies as
-many bytes between two buffers by torch. Microseconds of GPU time a call, medians; inputs are in no cache.
+many bytes between two buffers by torch. `bytes` are those of the logits; `floor_of_logits` is a copy
+that moves as many bytes as the logits have, half of them read. Microseconds of GPU time a call, medians; logits and rows of drafts are in no cache, whatever is as small as
+tokens is.
 """
+
+import math
 
 import torch
 
@@ -40,26 +44,26 @@ def empty(*shape, dtype=torch.int32):
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
-def verify_cases(session, batch, nodes):
-    """Name and function(stream) that prepares a call."""
+def verify_cases(session, batch, nodes, sets):
+    """Name and function(stream, i) that prepares a call with set i of what is large."""
     parents, tokens, target = trees(batch, nodes, nodes)
     outputs = dict(accepted=empty(batch), path=empty(batch, nodes), next_token=empty(batch), committed=empty(batch, nodes))
     common = dict(tokens=tokens, parents=parents, **outputs)
-    yield "verify", lambda stream: session.prepare_verify_tree(**common, target=target, stream=stream)
-    logits = torch.randn(batch, nodes, VOCABULARY, device="cuda", dtype=torch.bfloat16)
-    yield "logits", lambda stream: session.prepare_verify_tree(**common, logits=logits, stream=stream)
+    yield "verify", lambda stream, i: session.prepare_verify_tree(**common, target=target, stream=stream)
+    logits = [torch.randn(batch, nodes, VOCABULARY, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    yield "logits", lambda stream, i: session.prepare_verify_tree(**common, logits=logits[i], stream=stream)
     noise = dict(seeds=torch.arange(batch, device="cuda"), positions=torch.full((batch,), 1000, device="cuda"))
-    sampled = common | noise | dict(logits=logits)
-    yield "coupled", lambda stream: session.prepare_verify_tree(**sampled, walk="coupled", stream=stream)
-    draft_rows = (logits.float() + 0.5 * torch.randn_like(logits, dtype=torch.float32)).bfloat16()
-    sampled |= dict(draft_rows=draft_rows)
+    sampled = common | noise
+    yield "coupled", lambda stream, i: session.prepare_verify_tree(**sampled, logits=logits[i], walk="coupled", stream=stream)
+    rows = [(x.float() + 0.5 * torch.randn_like(x, dtype=torch.float32)).bfloat16() for x in logits]
     for walk in "independent", "distinct":
-        sampled |= dict(tokens=drawn_from(draft_rows, parents, is_distinct=walk == "distinct"))
-        yield walk, lambda stream: session.prepare_verify_tree(**sampled, walk=walk, stream=stream)
+        drawn = [drawn_from(x, parents, is_distinct=walk == "distinct") for x in rows]
+        each = [sampled | dict(logits=logits[i], draft_rows=rows[i], tokens=drawn[i]) for i in range(sets)]
+        yield walk, lambda stream, i: session.prepare_verify_tree(**each[i], walk=walk, stream=stream)
     bases = torch.zeros(batch, dtype=torch.int32, device="cuda")
     form = dict(depths=empty(batch, nodes), positions=empty(batch, nodes), ranks=empty(batch, nodes))
     mask = empty(batch, nodes, -(-nodes // 32), dtype=torch.uint32)
-    yield "prepare", lambda stream: session.prepare_tree_prepare(parents=parents, bases=bases, mask=mask, **form, stream=stream)
+    yield "prepare", lambda stream, i: session.prepare_tree_prepare(parents=parents, bases=bases, mask=mask, **form, stream=stream)
 
 
 def compact_cases(session, batch, rows=3):
@@ -69,37 +73,40 @@ def compact_cases(session, batch, rows=3):
     table = torch.randperm(pages, device="cuda").int().reshape(batch, 4)
     bases = torch.full((batch,), 5, dtype=torch.int32, device="cuda")
     path = torch.tensor([[0] + [2 * n + 2 for n in range(rows)]] * batch, dtype=torch.int32, device="cuda")
-    yield "compact", lambda stream: compactor.prepare_compact(page_table=table, bases=bases, path=path, stream=stream)
+    yield "compact", lambda stream, i: compactor.prepare_compact(page_table=table, bases=bases, path=path, stream=stream)
     source = torch.randn(batch * rows * 2 * LAYERS, HEADS * DIM, device="cuda").half()
     target = torch.empty_like(source)
-    yield "copy", lambda stream: lambda: target.copy_(source)
+    yield "copy", lambda stream, i: lambda: target.copy_(source)
 
 
 def measure(session, timer, rows, quick):
     empty_kernel = timer.graph(timer.launch_empty, 1)
     for batch in (1, 8, 32, 64) if quick in (False, "goals") else (1, 32):
         for nodes in (8,) if quick == "goals" else (8, 64) if quick else (8, 16, 32, 64):
-            found = {}
-            for name, prepare in verify_cases(session, batch, nodes):
-                found[name] = time_of(timer, prepare)
+            found, size = {}, batch * nodes * VOCABULARY * 2
+            sets = min(20, max(2, math.ceil((128 << 20) / size)))
+            for name, prepare in verify_cases(session, batch, nodes, sets):
+                found[name] = time_of(timer, prepare, sets)
                 if quick == "goals":
-                    call = prepare(torch.cuda.current_stream().cuda_stream)
+                    call = prepare(torch.cuda.current_stream().cuda_stream, 0)
                     rows.put("kernels", batch=batch, nodes=nodes, call=name, timeline=timer.timeline(lambda _: call(), 1))
-            floor = timer.copy(batch * nodes * VOCABULARY * 2)
-            rows.put("tree", batch=batch, nodes=nodes, empty=empty_kernel, floor_of_logits=floor, **found)
-        found = {name: time_of(timer, prepare) for name, prepare in compact_cases(session, batch)}
+            form = dict(batch=batch, nodes=nodes, bytes=size, empty=empty_kernel)
+            rows.put("tree", **form, floor_of_logits=timer.copy(size), **found)
+        found = {name: time_of(timer, prepare, 1) for name, prepare in compact_cases(session, batch)}
         rows.put("compact", batch=batch, **found)
 
 
-def time_of(timer, prepare):
-    """A graph is captured on a stream of its own, so that the call is prepared there."""
+def time_of(timer, prepare, sets):
+    """A graph is captured on a stream of its own, so that calls are prepared there."""
     prepared = {}
 
-    def call(_):
+    def call(i):
         stream = torch.cuda.current_stream().cuda_stream
-        prepared.setdefault(stream, prepare(stream))()
+        if (stream, i) not in prepared:
+            prepared[stream, i] = prepare(stream, i)
+        prepared[stream, i]()
 
-    return timer.graph(call, 1)
+    return timer.graph(call, sets)
 
 
 if __name__ == "__main__":
