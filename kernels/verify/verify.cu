@@ -116,7 +116,6 @@ __device__ inline void verify_rows(const VerifyParams<General> &p, const FlatPar
     SomeStops<> stops;
     end.load(ends, seq);
     stops.load(ends, seq, 0);
-    const uint32 from = end.first_to_stop();
     uint32 k = NEVER, stop = NEVER;
     for (uint32 first = lane; k == NEVER; first += TOKEN_SLOTS * WARP) {
         Token drafts[TOKEN_SLOTS], targets[TOKEN_SLOTS];
@@ -136,7 +135,7 @@ __device__ inline void verify_rows(const VerifyParams<General> &p, const FlatPar
 #pragma unroll
         for (uint32 u = 0; u < TOKEN_SLOTS; ++u) {
             const uint32 pos = first + u * WARP;
-            if (pos < from || pos > min(k, row.draft_len)) targets[u] = -1;
+            if (pos < end.first_to_stop() || pos > min(k, row.draft_len)) targets[u] = -1;
         }
         const uint32 bits = stop_bits(ends, seq, stops, targets);
         if (bits) stop = first + (__ffs(bits) - 1) * WARP;
