@@ -3461,7 +3461,8 @@ typedef struct {
   float coverage;
   /**
    * 1: sparse rows attend what their list leaves out, too, as one term: `remainder` of `vwd_attention`, whose means and covariance the
-   * decoder keeps by sequence number. Sparse layers are then AXIS by SERIAL or FORESEEN, without soft cap and window. 0 on a tiered cache.
+   * decoder keeps by sequence number. Sparse layers are then AXIS by SERIAL or FORESEEN, without soft cap and window. On a tiered cache
+   * SPARDA takes the place of FORESEEN, and max_positions and max_draft are at most S + 1 together.
    */
   uint32_t remainder;
 } vwd_decoder_options;
@@ -3811,7 +3812,8 @@ vwd_status vwd_decoder_foresee(const vwd_decoder *decoder,
  * With options->remainder the call extends the means and the covariance of each row's sequence as `vwd_remainder_update` does, by whole blocks
  * of the tokens before the step without the newest max_draft ones: `begin` of the step, and its first token, say what was replaced. The
  * attention of a sparse row is then joined by the term of `vwd_attention`'s remainder, with the log_mass of the selection that made the list: of
- * the layer's queries, or of those that were foreseen.
+ * the layer's queries, or of those that were foreseen. On a tiered cache a block is counted while it lies in its sequence's tail. Sums that are to be made anew
+ * begin there with the first block that the tail still has, and blocks that have left it are passed over, as if they had been like those before.
  *
  * Rows that write tokens in a step share no page in which they write.
  *

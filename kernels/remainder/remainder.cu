@@ -35,6 +35,7 @@ constexpr uint32 OF_PART = WARP / PARTS;
 struct RemainderParams {
     View<2> table, tokens;           // [B, pages of a sequence] or null: sequence i has page i; [N, Hk]
     View<1> seq_lens, begin, rows;   // [B]; begin and rows may be null
+    View<1> floors;                  // [B] or null: blocks before this token are not there, and are passed over
     View<3> k_scale, v_scale;        // [pages, P, Hk], or null
     View<3> mean_k, mean_v;          // [N, Hk, D], [N, Hk, Dv]
     char *k, *v, *covariance;
@@ -66,7 +67,9 @@ struct Work {
         counted = max(before, 0);
         first = p.size.divide(counted);
         if (counted > first * p.size.value || first >= max(whole, 1u) || uint64(counted) + p.size.value > begin) counted = first = 0;
-        first++;
+        first = max(first + 1, p.floors ? p.size.divide(max(as<int32>(p.floors.at(seq)), 0) + p.size.value - 1) : 0);
+        // With the blocks that are passed over.
+        if (counted > 0 && first < whole) counted = (first - 1) * p.size.value;
     }
     __device__ bool has_new() const { return row >= 0 && first < whole; }
 };
@@ -333,7 +336,7 @@ template <uint32 BYTES> __device__ inline void extend_covariance(const Remainder
                     const float kept = __fmaf_rn(__fsub_rn(__fmul_rn(delta_sums[n], p.inverse), covariance[n]), share, covariance[n]);
                     covariance[n] = __fmaf_rn(values.delta[column + n], factor, kept);
                 }
-                counted += p.size.value;
+                counted = piece.block * p.size.value;
             }
             piece.advance(p);
         }
@@ -384,7 +387,7 @@ template <uint32 BYTES> __device__ inline uint32 extend_strip(const RemainderPar
             }
             __syncthreads();
             if (piece.ends_block(p) && !piece.for_means) {
-                counted += p.size.value;
+                counted = piece.block * p.size.value;
                 // Means that a block without all of its pages would move are not stored.
                 if (threadIdx.x < STRIP) mean = rows.means()[threadIdx.x];
             }

@@ -123,7 +123,8 @@ pub struct vwd_decoder_options {
     /// prediction wrong. 0 without a budget.
     pub coverage: f32,
     /// 1: sparse rows attend what their list leaves out, too, as one term: `remainder` of `vwd_attention`, whose means and covariance the
-    /// decoder keeps by sequence number. Sparse layers are then AXIS by SERIAL or FORESEEN, without soft cap and window. 0 on a tiered cache.
+    /// decoder keeps by sequence number. Sparse layers are then AXIS by SERIAL or FORESEEN, without soft cap and window. On a tiered cache
+    /// SPARDA takes the place of FORESEEN, and max_positions and max_draft are at most S + 1 together.
     pub remainder: u32,
 }
 

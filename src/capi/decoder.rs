@@ -277,7 +277,8 @@ pub unsafe extern "C" fn vwd_decoder_foresee(
 /// With options->remainder the call extends the means and the covariance of each row's sequence as `vwd_remainder_update` does, by whole blocks
 /// of the tokens before the step without the newest max_draft ones: `begin` of the step, and its first token, say what was replaced. The
 /// attention of a sparse row is then joined by the term of `vwd_attention`'s remainder, with the log_mass of the selection that made the list: of
-/// the layer's queries, or of those that were foreseen.
+/// the layer's queries, or of those that were foreseen. On a tiered cache a block is counted while it lies in its sequence's tail. Sums that are to be made anew
+/// begin there with the first block that the tail still has, and blocks that have left it are passed over, as if they had been like those before.
 ///
 /// Rows that write tokens in a step share no page in which they write.
 ///

@@ -1,9 +1,11 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
 //! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_errors.rs,
-//! decoder/tiered_types.rs, decoder/coded.rs and decoder/coded_trees.rs.
+//! decoder/tiered_types.rs, decoder/coded.rs, decoder/coded_trees.rs and decoder/coded_term.rs.
 
 pub mod acceptance;
 pub mod coded;
+pub mod coded_calls;
+pub mod coded_term;
 pub mod coded_trees;
 pub mod drafts;
 pub mod fallback;

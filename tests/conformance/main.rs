@@ -125,6 +125,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::tiered_types::CASES, on: On::Both },
     Family { cases: decoder::coded::CASES, on: On::Both },
     Family { cases: decoder::coded_trees::CASES, on: On::Both },
+    Family { cases: decoder::coded_term::CASES, on: On::Both },
     Family { cases: decoder::term::CASES, on: On::Both },
     Family { cases: decoder::model::ON_THE_CPU, on: On::Cpu },
     Family { cases: budget::CASES, on: On::Both },

@@ -157,6 +157,7 @@ impl<'a> Attend<'a> {
             if policy.method != Method::Dense {
                 index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
             }
+            self.with_sums(|_| Ok(()))?;
             return self.check_attention();
         }
         let keys = checks.input("k", &args.k, dtype, &with(k))?;

@@ -241,7 +241,7 @@ impl Options {
             table_blocks: cache.map_or(0, |cache| cache.max_blocks),
             learned: [c.axis_weights, c.axis_centre],
             coverage: c.coverage,
-            has_term: has_term(c, cache.is_some())?,
+            has_term: has_term(c)?,
         };
         if options.has_term {
             options.check_term(c.policy_count > 0)?;
@@ -306,6 +306,12 @@ impl Options {
             let expected = format!("at most {} with options.remainder", remainder::MOST_TOKENS);
             return Err(Error::argument("options.block_size", self.block_size, expected));
         }
+        // On a cache a block is counted while it lies in the tail, which a block could leave uncounted by longer steps.
+        if self.table_blocks > 0 && self.max_positions + self.max_draft > self.block_size + 1 {
+            let found = format!("{}, and {} drafts", self.max_positions, self.max_draft);
+            let expected = format!("at most {} together on a cache with options.remainder", self.block_size + 1);
+            return Err(Error::argument("options.max_positions", found, expected));
+        }
         for (n, policy) in self.layers.iter().enumerate().filter(|(_, policy)| policy.method != Method::Dense) {
             let name = if has_policies { format!("options.policies[{n}]") } else { "options.policy".into() };
             let refuse = |field: &str, found: &dyn ToString, expected: &str| {
@@ -315,8 +321,13 @@ impl Options {
             if policy.method != Method::Axis {
                 return refuse("method", &VWD_SELECT_MINMAX, "VWD_SELECT_AXIS, which says what lists leave out,");
             }
-            if policy.strategy.repairs() {
-                return refuse("strategy", &VWD_STRATEGY_PRR, "VWD_STRATEGY_SERIAL or FORESEEN");
+            if !matches!(policy.strategy, Strategy::Serial | Strategy::Foreseen) {
+                let (found, foreseen) = match (self.table_blocks > 0, policy.strategy) {
+                    (false, _) => (VWD_STRATEGY_PRR, "FORESEEN"),
+                    (true, Strategy::AsyncTls) => (VWD_STRATEGY_ASYNC_TLS, "SPARDA"),
+                    (true, _) => (VWD_STRATEGY_VANWARD, "SPARDA"),
+                };
+                return refuse("strategy", &found, &format!("VWD_STRATEGY_SERIAL or {foreseen}"));
             }
             if policy.window != 0 {
                 return refuse("window", &policy.window, "0");
@@ -359,13 +370,9 @@ impl Options {
 }
 
 /// Whether sparse rows get the term for what their lists leave out.
-fn has_term(c: &vwd_decoder_options, on_cache: bool) -> Result<bool> {
+fn has_term(c: &vwd_decoder_options) -> Result<bool> {
     match c.remainder {
-        0 => Ok(false),
-        1 if on_cache => {
-            Err(Error::argument("options.remainder", "1 on a cache", "0: means and covariance are made of pages"))
-        }
-        1 => Ok(true),
+        0 | 1 => Ok(c.remainder == 1),
         other => Err(Error::argument("options.remainder", other, "0 or 1")),
     }
 }

@@ -6,6 +6,10 @@
 //!
 //! Counted are whole blocks of tokens before the step, without the newest `max_draft` tokens. So drafts that are rejected were never counted; a
 //! cut further back makes a sequence's sums anew.
+//!
+//! On a tiered cache a block is read in the tail, where it is exact and on the device. Each is counted before it leaves: a block that ends at token e is
+//! counted by the first step that begins at e + max_draft or later. The step before began earlier, and wrote fewer than
+//! e + max_draft + max_positions − 1 ≤ e + S tokens, so that the block after this one is the newest, and the tail has two. What no tail has any more is passed over.
 
 use super::attend::Attend;
 use super::layer::Layer;
@@ -78,9 +82,15 @@ impl Attend<'_> {
         }
         let Decoder { session, options, plan, .. } = layer.decoder;
         let (seq_lens, begin) = (layer.of_rows(plan.term.counted), layer.of_rows(plan.term.begin));
-        let kv = vwd_paged_kv { seq_lens, ..self.kv() };
+        let kv = match &layer.decoder.tiered {
+            None => vwd_paged_kv { seq_lens, ..self.kv() },
+            Some(tiered) => self.tails(tiered, seq_lens),
+        };
         let args = vwd_remainder_update_args { block_size: options.block_size as u32, begin, ..zeroed() };
-        then(&remainder::Request::from_c(session, &args, &kv, &self.remainder)?)
+        let request = remainder::Request::from_c(session, &args, &kv, &self.remainder)?;
+        let floors = layer.of_rows(plan.tiered.floors);
+        let floors = layer.decoder.tiered.as_ref().map(|_| session.checks().required("floors", &floors)).transpose()?;
+        then(&remainder::Request { floors, ..request })
     }
 
     /// Extends the sums by the blocks that became whole.

@@ -305,6 +305,17 @@ impl Attend<'_> {
         Some(append)
     }
 
+    /// The keys and values of the rows' tails.
+    pub fn tails(&self, tiered: &Tiered, seq_lens: vwd_tensor) -> vwd_paged_kv {
+        let view = tiered.view(self.layer.number);
+        let [k_scale, v_scale] = match self.has_token_scales() {
+            true => [view.tail_k_scale, view.tail_v_scale],
+            false => [self.args.k_scale, self.args.v_scale],
+        };
+        let (k, v, page_table) = (view.tail_k, view.tail_v, self.layer.tail_table());
+        vwd_paged_kv { k, v, page_table, seq_lens, k_scale, v_scale, ..zeroed() }
+    }
+
     pub fn has_token_scales(&self) -> bool {
         self.layer.decoder.tiered.as_ref().is_some_and(Tiered::token_scales)
     }

@@ -54,6 +54,16 @@ unsafe fn kept(r: &Request, i: usize, tokens: i32, whole: usize) -> usize {
     if is_kept { counted } else { 0 }
 }
 
+/// The first block of a sequence that may be merged.
+///
+/// # Safety
+/// There is a sequence `i`, and the op's caller keeps the tensors valid.
+unsafe fn first_block(r: &Request, i: usize) -> usize {
+    // SAFETY: floors has an entry for each sequence.
+    let floor = r.floors.map_or(0, |floors| unsafe { floors.get::<i32, 1>([i]) }.max(0) as usize);
+    floor.div_ceil(r.block_size).max(1)
+}
+
 /// Merges what became whole of KV head `g` of sequence `i`.
 ///
 /// # Safety
@@ -76,7 +86,12 @@ unsafe fn extend<T: Element + Float>(r: &Request, i: usize, g: usize, memory: &m
             remainder.mean_k.row::<f32, 2>([row, g]).read_into(&mut means[..dim]);
             remainder.mean_v.row::<f32, 2>([row, g]).read_into(&mut means[dim..]);
         }
-        for j in 1 + counted / size..whole {
+        let first = (1 + counted / size).max(first_block(r, i));
+        if counted > 0 && first < whole {
+            // With the blocks that are passed over.
+            counted = (first - 1) * size;
+        }
+        for j in first..whole {
             let place = |t: usize| kv.pages.page(i, t / kv.pages.size).map(|page| [page, t % kv.pages.size, g]);
             if (j * size..(j + 1) * size).any(|t| place(t).is_none()) {
                 break;
@@ -108,7 +123,7 @@ unsafe fn extend<T: Element + Float>(r: &Request, i: usize, g: usize, memory: &m
                 simd::dispatch(Merge { keys, dim, c, values, share, factor, delta, inverse: 1.0 / size as f32, line });
                 line.iter().enumerate().for_each(|(d, &x)| to.set(d, x));
             }
-            counted += size;
+            counted = j * size;
         }
         if counted > 0 {
             let (mean_k, mean_v) = (remainder.mean_k.row::<f32, 2>([row, g]), remainder.mean_v.row::<f32, 2>([row, g]));

@@ -89,6 +89,9 @@ pub struct Request<'a> {
     pub remainder: Remainder<'a>,
     /// Tokens of a block.
     pub block_size: usize,
+    /// [B], of a decoder's own calls alone: blocks before this token are not there, whatever the page table says. They are passed over: sums that
+    /// exist are taken to have their means, and others begin with the first block that is there.
+    pub floors: Option<Tensor<'a>>,
 }
 
 impl<'a> Request<'a> {
@@ -124,7 +127,7 @@ impl<'a> Request<'a> {
             remainder.rows.as_ref(),
         ];
         overlap::reject(&remainder.outputs().map(Some), &inputs)?;
-        Ok(Request { kv, begin, remainder, block_size: c.block_size as usize })
+        Ok(Request { kv, begin, remainder, block_size: c.block_size as usize, floors: None })
     }
 
     /// What a session that checks contents reads.

@@ -24,10 +24,28 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     create(vwd_decoder_options { block_size: 16, ..good }, &["options.block_size", "16", "8, as the cache"]);
     create(vwd_decoder_options { page_size: 8, ..good }, &["options.page_size", "8", "0 on a cache"]);
     create(vwd_decoder_options { pages: 8, ..good }, &["options.pages", "8", "0 on a cache"]);
+    let with_term = vwd_decoder_options { remainder: 1, max_draft: 1, ..good };
+    create(vwd_decoder_options { remainder: 2, ..good }, &["options.remainder: 2", "0 or 1"]);
     create(
-        vwd_decoder_options { remainder: 1, ..good },
-        &["options.remainder: 1 on a cache", "0: means and covariance"],
+        vwd_decoder_options { max_draft: 0, ..with_term },
+        &["options.max_positions: 8, and 7 drafts", "at most 9 together on a cache with options.remainder"],
     );
+    create(vwd_decoder_options { max_draft: 2, ..with_term }, &["options.max_positions: 8, and 2 drafts", "at most 9"]);
+    create(with_term, &["options.policies[0].method: 1", "VWD_SELECT_AXIS"]);
+    let axis = vwd_decoder_policy { method: VWD_SELECT_AXIS, ..POLICY };
+    for (strategy, found) in [(VWD_STRATEGY_ASYNC_TLS, "3"), (VWD_STRATEGY_VANWARD, "5")] {
+        let policy = vwd_decoder_policy { strategy, ..axis };
+        create(
+            vwd_decoder_options { policy_count: 0, policy, ..with_term },
+            &["options.policy.strategy", found, "VWD_STRATEGY_SERIAL or SPARDA with options.remainder"],
+        );
+    }
+    let (windowed, few) = (vwd_decoder_policy { window: 9, ..axis }, vwd_decoder_policy { k: 3, ..axis });
+    create(
+        vwd_decoder_options { policy_count: 0, policy: windowed, ..with_term },
+        &["options.policy.window: 9", "0 with"],
+    );
+    drop(create_on(backend, &vwd_decoder_options { policy_count: 0, policy: few, ..with_term }, &cache));
     create(vwd_decoder_options { max_positions: 9, ..good }, &["options.max_positions", "9", "8 tokens of a block"]);
     create(vwd_decoder_options { max_rows: 6, ..good }, &["options.max_rows", "6", "5 sequences of the cache"]);
     create(vwd_decoder_options { max_rows: 4, ..good }, &["options.max_rows", "4 rows", "40", "at most 30", "hold 2"]);
