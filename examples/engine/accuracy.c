@@ -8,13 +8,15 @@ typedef struct {
   uint32_t kind, method;
   int dtype;
   const char *name;
+  bool tail; /* with what the list leaves out as a term */
 } recipe;
 
 static const recipe recipes[RECIPES] = {
-    {VWD_INDEX_MINMAX, VWD_SELECT_MINMAX, FLOAT16, "MINMAX"},
-    {VWD_INDEX_MEAN, VWD_SELECT_MEAN_SOFTMAX, FLOAT16, "MEAN_SOFTMAX"},
-    {VWD_INDEX_AXIS, VWD_SELECT_AXIS, FLOAT16, "AXIS, float16"},
-    {VWD_INDEX_AXIS, VWD_SELECT_AXIS, UINT8, "AXIS, INT4"},
+    {VWD_INDEX_MINMAX, VWD_SELECT_MINMAX, FLOAT16, "MINMAX", false},
+    {VWD_INDEX_MEAN, VWD_SELECT_MEAN_SOFTMAX, FLOAT16, "MEAN_SOFTMAX", false},
+    {VWD_INDEX_AXIS, VWD_SELECT_AXIS, FLOAT16, "AXIS, float16", false},
+    {VWD_INDEX_AXIS, VWD_SELECT_AXIS, UINT8, "AXIS, INT4", false},
+    {VWD_INDEX_AXIS, VWD_SELECT_AXIS, UINT8, "... and the tail", true},
 };
 static const int sizes[SIZES] = {PAGE, 2 * PAGE, 4 * PAGE};
 
@@ -26,6 +28,7 @@ typedef struct {
   void *parts[2];       /* [layers, 1, rows, kv_heads, …] */
   size_t part_bytes[2]; /* of a layer */
   list selected;
+  tail tail; /* where the recipe has one */
   double error;
 } contender;
 
@@ -69,7 +72,7 @@ static bool contender_init(contender *c, const decoder *d, const recipe *how, in
   int rows = d->cache.max_pages * PAGE / block + 1, dim = s->head_dim;
   *c = (contender){.how = how, .block = block, .first = VWD_INDEX_INIT};
   c->first.kind = how->kind;
-  bool ok = list_init(&c->selected, s->kv_heads, d->select.k * PAGE / block);
+  bool ok = list_init(&c->selected, s->kv_heads, d->select.k * PAGE / block) && (!how->tail || tail_init(&c->tail, s));
   if (how->kind == VWD_INDEX_MEAN)
     return ok && place(c, 0, &c->first.means, how->dtype, s->layers, d->cache.max_pages + 1, s->kv_heads, dim);
   c->first.block_size = (uint32_t)block;
@@ -85,9 +88,10 @@ static bool extend(trial *t, int layer, int64_t begin, int64_t end) {
   const decoder *d = t->run.d;
   bool ok = true;
   for (int n = 0; n < SIZES * RECIPES && ok; n++) {
-    const contender *c = &t->all[n / RECIPES][n % RECIPES];
+    contender *c = &t->all[n / RECIPES][n % RECIPES];
     const vwd_index index = of_layer(t, c, layer);
-    ok = update_index(d, layer, &t->run.seq, &index, begin, end);
+    ok = update_index(d, layer, &t->run.seq, &index, begin, end) &&
+         (!c->how->tail || tail_extend(&c->tail, d->session, &d->shape, &t->run.seq, layer, (int32_t)end, c->block));
   }
   return ok;
 }
@@ -97,11 +101,13 @@ static bool compare(trial *t, contender *c, const attention_call *call, const in
   const decoder *d = t->run.d;
   const vwd_index index = of_layer(t, c, call->layer);
   if (!select_from(&t->run, &index, c->how->method, c->block, seq_len, call->q, d->select.k * PAGE / c->block,
-                   &c->selected, NULL, NULL))
+                   &c->selected, NULL, c->how->tail ? t->run.log_mass[call->layer % 2] : NULL))
     return false;
   attention_call sparse = *call;
   sparse.out = t->sparse;
-  if (!attend_list(&t->run, &sparse, seq_len, &c->selected, c->block, false)) return false;
+  if (!(c->how->tail ? attend_with_tail(&t->run, &sparse, seq_len, &c->selected, &c->tail, c->block)
+                     : attend_list(&t->run, &sparse, seq_len, &c->selected, c->block, false)))
+    return false;
   double apart = 0, size = 0;
   for (size_t i = 0; i < q_count(d); i++) {
     double dense = call->out[i], difference = t->sparse[i] - dense;
@@ -141,7 +147,7 @@ static bool trial_init(trial *t, decoder *d) {
   *t = (trial){.weights = calloc(channels, sizeof(float)),
                .centre = calloc(channels, sizeof(float)),
                .sparse = calloc(q_count(d), sizeof(float))};
-  bool ok = run_init(&t->run, d, DENSE) && t->weights && t->centre && t->sparse;
+  bool ok = run_init(&t->run, d, DENSE) && run_join_tail(&t->run) && t->weights && t->centre && t->sparse;
   for (int n = 0; ok && n < SIZES * RECIPES; n++)
     ok = contender_init(&t->all[n / RECIPES][n % RECIPES], d, &recipes[n % RECIPES], sizes[n / RECIPES]);
   for (int l = 0; ok && l < d->shape.layers; l++) ok = learn_axes(t, l) && extend(t, l, 0, t->run.seq.length);
@@ -152,6 +158,7 @@ static void trial_free(trial *t) {
   for (int n = 0; n < SIZES * RECIPES; n++) {
     contender *c = &t->all[n / RECIPES][n % RECIPES];
     list_free(&c->selected);
+    tail_free(&c->tail);
     free(c->parts[0]);
     free(c->parts[1]);
   }

@@ -7,8 +7,8 @@
 #include "progress.h"
 #include "tail.h"
 
-/* From PREVIOUS on guesses are repaired; FORESEEN attends them as they are. */
-typedef enum { DENSE, SPARSE, BY_AXIS, WITH_TAIL, TWO_LEVEL, FORESEEN, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
+/* From PREVIOUS on guesses are repaired; FORESEEN attends them as they are, FORESEEN_TAIL by axes and with what they leave out as a term. */
+typedef enum { DENSE, SPARSE, BY_AXIS, WITH_TAIL, TWO_LEVEL, FORESEEN, FORESEEN_TAIL, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
 enum { SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
 
 /* Sizes of the selections, in blocks of PAGE tokens. */
@@ -88,7 +88,7 @@ bool measure_predictors(decoder *d, const int32_t *tokens, int count, const floa
 /* How far attention over selected blocks is from dense attention, relative to its size: the mean over all layers of the
  * steps that read `tokens`, by block size and method, each with as many tokens selected as SPARSE selects. Needs the
  * sample that labels need. */
-enum { SIZES = 3, RECIPES = 4 };
+enum { SIZES = 3, RECIPES = 5 };
 typedef struct {
   int size[SIZES];
   const char *name[RECIPES];

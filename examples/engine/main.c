@@ -41,6 +41,7 @@ static const mode_name names[STRATEGIES] = {
     [WITH_TAIL] = {"tail", "blocks by axes, the rest a term"},
     [TWO_LEVEL] = {"two-level", "two levels: blocks, INT4 tokens"},
     [FORESEEN] = {"foreseen", "sparse, foreseen by the Forecast"},
+    [FORESEEN_TAIL] = {"foreseen-tail", "foreseen by axes, the rest a term"},
     [PREVIOUS] = {"previous", "sparse, guessed: last step"},
     [HOLT] = {"holt", "sparse, guessed: Holt"},
     [FORECAST] = {"forecast", "sparse, guessed: Forecast"},
@@ -219,14 +220,14 @@ static bool parse(int count, char **words, options *o) {
 /* What the modes that are to run read of the prompt. */
 static preparation prepared(const options *o) {
   if (o->accuracy) return (preparation){.labels = true};
-  if (o->loss) return (preparation){.summaries = true, .axes = true, .codes = true};
+  if (o->loss) return (preparation){.summaries = true, .axes = true, .codes = true, .forecast = true};
   bool all = o->only < 0;
   return (preparation){.summaries = true,
                        .codes = o->int4,
-                       .axes = all || o->only == BY_AXIS || o->only == WITH_TAIL,
+                       .axes = all || o->only == BY_AXIS || o->only == WITH_TAIL || o->only == FORESEEN_TAIL,
                        .labels = (all && !o->int4) || o->only == TWO_LEVEL,
                        .holt = all || o->only == HOLT || o->only == PREVIOUS,
-                       .forecast = all || o->only == FORECAST || o->only == FORESEEN};
+                       .forecast = all || o->only == FORECAST || o->only == FORESEEN || o->only == FORESEEN_TAIL};
 }
 
 static char *read_text(const char *path, size_t *length) {
@@ -526,18 +527,25 @@ static bool print_accuracy(program *p, const options *o) {
 
 /* The prompt's last tokens read one by one, densely and sparsely, with exact keys and values and in INT4. */
 static bool print_loss(program *p, const options *o) {
-  enum { EXACT_WAYS = 4, WAYS = 7 };
+  enum { EXACT_WAYS = 5, WAYS = 10 };
   static const struct {
     const char *title;
     strategy how;
-    int like; /* the same with 16 bits */
-  } ways[WAYS] = {{"dense, 16 bits", DENSE, 0},         {"sparse, 16 bits", SPARSE, 1}, {"by axes, 16 bits", BY_AXIS, 2},
-                  {"and tail, 16 bits", WITH_TAIL, 2}, {"dense, INT4", DENSE, 0},      {"sparse, INT4", SPARSE, 1},
-                  {"axes, tail, INT4", WITH_TAIL, 3}};
+    int like; /* the same with 16 bits, or without the tail */
+  } ways[WAYS] = {{"dense, 16 bits", DENSE, 0},
+                  {"sparse, 16 bits", SPARSE, 1},
+                  {"by axes, 16 bits", BY_AXIS, 2},
+                  {"axes, tail, 16 bits", WITH_TAIL, 2},
+                  {"foreseen, tail, 16 bits", FORESEEN_TAIL, 4},
+                  {"dense, INT4", DENSE, 0},
+                  {"sparse, INT4", SPARSE, 1},
+                  {"by axes, INT4", BY_AXIS, 2},
+                  {"axes, tail, INT4", WITH_TAIL, 3},
+                  {"foreseen, tail, INT4", FORESEEN_TAIL, 4}};
   const int32_t *end = p->prompt + p->prompt_count - o->tokens;
   generation g[WAYS] = {0};
   bool ok = true;
-  printf("%d tokens read after %d: the loss of each and the choices that dense attention of 16 bits makes, too\n\n%-18s%10s%12s%12s%12s\n",
+  printf("%d tokens read after %d: the loss of each and the choices that dense attention of 16 bits makes, too\n\n%-24s%10s%12s%12s%12s\n",
          o->tokens - 1, p->prompt_count - o->tokens, "", "loss", "over dense", "choices", "ms a token");
   for (int w = 0; ok && w < WAYS; w++) {
     g[w].tokens = calloc((size_t)o->tokens, sizeof *g[w].tokens);
@@ -546,7 +554,7 @@ static bool print_loss(program *p, const options *o) {
     if (!ok) break;
     int same = 0;
     for (int i = 1; i < g[w].count; i++) same += g[w].tokens[i] == g[0].tokens[i];
-    printf("%-18s%10.4f%11.2f%%%11.1f%%%12.1f\n", ways[w].title, g[w].loss, 100 * (g[w].loss / g[0].loss - 1), 100.0 * same / (g[w].count - 1),
+    printf("%-24s%10.4f%11.2f%%%11.1f%%%12.1f\n", ways[w].title, g[w].loss, 100 * (g[w].loss / g[0].loss - 1), 100.0 * same / (g[w].count - 1),
            1e3 * g[w].seconds / (g[w].count - 1));
     fflush(stdout);
   }
@@ -572,7 +580,8 @@ static bool run_calls(program *p, const options *o) {
   for (int m = 0; ok && m < STRATEGIES; m++)
     if ((o->only < 0 && !(o->int4 && m == TWO_LEVEL)) || o->only == m) ok = run_mode(p, o, (strategy)m);
   if (ok && o->only < 0)
-    ok = compare_with_dense(p, SPARSE) && compare_with_dense(p, BY_AXIS) && compare_with_dense(p, WITH_TAIL) && compare_with_dense(p, FORESEEN) && (o->int4 || compare_with_dense(p, TWO_LEVEL)) &&
+    ok = compare_with_dense(p, SPARSE) && compare_with_dense(p, BY_AXIS) && compare_with_dense(p, WITH_TAIL) && compare_with_dense(p, FORESEEN) && compare_with_dense(p, FORESEEN_TAIL) &&
+         (o->int4 || compare_with_dense(p, TWO_LEVEL)) &&
          measure_predictors(&p->decoder, p->made[SPARSE].tokens, p->made[SPARSE].count, ratios, p->named, progress,
                             "measuring predictors");
   if (!ok) return false;

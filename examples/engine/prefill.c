@@ -107,7 +107,7 @@ static bool axis_layer(decoder *d, int layer) {
   args.centre = index.axis_centre;
   return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance") &&
          update_index(d, layer, &d->prompt, &index, 0, d->prompt_count) &&
-         tail_extend(&d->tail, d->session, s, &d->prompt, layer, (int32_t)d->prompt_count);
+         tail_extend(&d->tail, d->session, s, &d->prompt, layer, (int32_t)d->prompt_count, PAGE);
 }
 
 /* Score rows of the sample, as selection would have seen them: one history of `samples` steps per layer. */

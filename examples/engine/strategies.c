@@ -112,18 +112,17 @@ bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, con
   return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
 }
 
-/* Attention over the list, and one term for what it leaves out. */
-static bool attend_with_tail(run *r, const attention_call *call, const int32_t *seq_len, const list *l) {
+bool attend_with_tail(run *r, const attention_call *call, const int32_t *seq_len, const list *l, const tail *t, int block_size) {
   const model_shape *s = &r->d->shape;
   const vwd_paged_kv kv = kv_view(&r->seq, call->layer, seq_len, 1);
-  const vwd_remainder remainder = tail_view(&r->tail, s, call->layer);
+  const vwd_remainder remainder = tail_view(t, s, call->layer);
   vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
-  args.block_size = PAGE;
+  args.block_size = (uint32_t)block_size;
   args.kv = &kv;
   args.q = q_view(r->d, call->q, 1);
   args.list = list_view(l);
   args.remainder = &remainder;
-  args.log_mass = TENSOR(r->log_mass, FLOAT32, 1, s->heads);
+  args.log_mass = TENSOR(r->log_mass[call->layer % 2], FLOAT32, 1, s->heads);
   args.state.acc = TENSOR(r->state.acc, FLOAT32, 1, s->heads, s->head_dim);
   args.state.m = TENSOR(r->state.m, FLOAT32, 1, s->heads);
   args.state.l = TENSOR(r->state.l, FLOAT32, 1, s->heads);
@@ -204,13 +203,15 @@ bool forecast_queries(run *r, const attention_call *call) {
 
 /* --- Attention of each mode --- */
 
+static bool has_tail(strategy how) { return how == WITH_TAIL || how == FORESEEN_TAIL; }
+
 bool summarize(run *r, int layer, int64_t begin, int64_t end) {
   if (r->how == DENSE) return true;
   const kv_cache *c = &r->d->cache;
-  if (r->how == BY_AXIS || r->how == WITH_TAIL) {
+  if (r->how == BY_AXIS || has_tail(r->how)) {
     const vwd_index axes = axes_index(c, layer, r->seq.table, 1);
     return update_index(r->d, layer, &r->seq, &axes, begin, end) &&
-           (r->how == BY_AXIS || tail_extend(&r->tail, r->d->session, &r->d->shape, &r->seq, layer, (int32_t)end));
+           (r->how == BY_AXIS || tail_extend(&r->tail, r->d->session, &r->d->shape, &r->seq, layer, (int32_t)end, PAGE));
   }
   vwd_index blocks = kv_minmax(c, layer, r->seq.table, 1), labels = kv_label(c, layer, r->seq.table, 1);
   return update_index(r->d, layer, &r->seq, &blocks, begin, end) &&
@@ -242,11 +243,11 @@ static bool sparse(void *context, const attention_call *call) {
 static bool by_axis(void *context, const attention_call *call) {
   run *r = context;
   const int32_t seq_len = call->positions[0] + 1;
-  const bool tail = r->how == WITH_TAIL;
-  if (!append(r, call) || !select_by_axis(r, call->layer, &seq_len, call->q, r->d->select.k, &r->selected, tail ? r->log_mass : NULL))
+  const bool tail = has_tail(r->how);
+  if (!append(r, call) || !select_by_axis(r, call->layer, &seq_len, call->q, r->d->select.k, &r->selected, tail ? r->log_mass[call->layer % 2] : NULL))
     return false;
   count_blocks(r, &r->selected, seq_len);
-  return tail ? attend_with_tail(r, call, &seq_len, &r->selected) : attend_list(r, call, &seq_len, &r->selected, PAGE, false);
+  return tail ? attend_with_tail(r, call, &seq_len, &r->selected, &r->tail, PAGE) : attend_list(r, call, &seq_len, &r->selected, PAGE, false);
 }
 
 static bool two_level(void *context, const attention_call *call) {
@@ -299,7 +300,10 @@ static bool foresee_next(run *r, const attention_call *call) {
   list *guess = &r->guess[next % 2];
   if (!forecast_queries(r, call)) return false;
   if (next == r->d->shape.layers) return true;
-  if (!select_blocks(r, next, &before, r->forecast_q, predicted_blocks(r->d, r->d->select.ratio), guess, NULL)) return false;
+  const int k = predicted_blocks(r->d, r->d->select.ratio);
+  if (!(r->how == FORESEEN ? select_blocks(r, next, &before, r->forecast_q, k, guess, NULL)
+                           : select_by_axis(r, next, &before, r->forecast_q, k, guess, r->log_mass[next % 2])))
+    return false;
   for (int h = 0; h < guess->heads; h++) {
     int32_t *ids = guess->ids + (size_t)h * (size_t)guess->cap, *count = &guess->counts[h];
     if (*count == 0 || ids[*count - 1] != block) ids[(*count)++] = block;
@@ -312,10 +316,12 @@ static bool foreseen(void *context, const attention_call *call) {
   run *r = context;
   const int32_t seq_len = call->positions[0] + 1;
   list *guess = &r->guess[call->layer % 2];
-  if (call->layer == 0) return foresee_next(r, call) && sparse(r, call); /* nothing runs ahead of the first layer */
-  if (!foresee_next(r, call) || !append(r, call)) return false;
+  const bool tail = r->how == FORESEEN_TAIL;
+  if (!foresee_next(r, call)) return false;
+  if (call->layer == 0) return tail ? by_axis(r, call) : sparse(r, call); /* nothing runs ahead of the first layer */
+  if (!append(r, call)) return false;
   count_blocks(r, guess, seq_len);
-  return attend_list(r, call, &seq_len, guess, PAGE, false);
+  return tail ? attend_with_tail(r, call, &seq_len, guess, &r->tail, PAGE) : attend_list(r, call, &seq_len, guess, PAGE, false);
 }
 
 attention_fn strategy_attention(strategy how) {
@@ -324,7 +330,8 @@ attention_fn strategy_attention(strategy how) {
   case BY_AXIS:
   case WITH_TAIL: return by_axis;
   case TWO_LEVEL: return two_level;
-  case FORESEEN: return foreseen;
+  case FORESEEN:
+  case FORESEEN_TAIL: return foreseen;
   case PREVIOUS:
   case HOLT:
   case FORECAST: return speculative;
@@ -356,10 +363,17 @@ void predictor_free(predictor *p) {
   free(p->trend);
 }
 
+bool run_join_tail(run *r) {
+  const size_t heads = (size_t)r->d->shape.heads;
+  for (int n = 0; n < 2; n++) r->log_mass[n] = calloc(heads, sizeof *r->log_mass[n]);
+  r->state = (partials){calloc(q_count(r->d), sizeof(float)), calloc(heads, sizeof(float)), calloc(heads, sizeof(float))};
+  return r->log_mass[0] && r->log_mass[1] && r->state.acc && r->state.m && r->state.l;
+}
+
 bool run_init(run *r, decoder *d, strategy how) {
   const model_shape *s = &d->shape;
   const selection *select = &d->select;
-  int guess = predicted_blocks(d, select->ratio) + (how == FORESEEN); /* and the new token's block */
+  int guess = predicted_blocks(d, select->ratio) + (how == FORESEEN || how == FORESEEN_TAIL); /* and the new token's block */
   size_t entries = (size_t)(s->heads * guess);
   *r = (run){.d = d, .how = how};
   r->scores = calloc((size_t)(s->kv_heads * d->cache.max_pages), sizeof(float));
@@ -369,10 +383,8 @@ bool run_init(run *r, decoder *d, strategy how) {
   r->partial = (partials){calloc(entries * (size_t)s->head_dim, sizeof(float)), calloc(entries, sizeof(float)),
                           calloc(entries, sizeof(float))};
   r->missed = calloc((size_t)s->kv_heads, sizeof *r->missed);
-  if (how == WITH_TAIL) {
-    r->log_mass = calloc((size_t)s->heads, sizeof *r->log_mass);
-    r->state = (partials){calloc(q_count(d), sizeof(float)), calloc((size_t)s->heads, sizeof(float)), calloc((size_t)s->heads, sizeof(float))};
-    if (!r->log_mass || !r->state.acc || !r->state.m || !r->state.l || !tail_init(&r->tail, s)) return false;
+  if (has_tail(how)) {
+    if (!run_join_tail(r) || !tail_init(&r->tail, s)) return false;
     tail_copy(&r->tail, &d->tail, s);
   }
   vwd_holt holt = how == HOLT ? d->holt : (vwd_holt){1, 0, 0};
@@ -389,7 +401,7 @@ void run_free(run *r) {
   list *lists[] = {&r->selected, &r->coarse, &r->tokens, &r->guess[0], &r->guess[1]};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) list_free(lists[i]);
   void *parts[] = {r->scores,    r->forecast_q, r->last_q,    r->partial.acc, r->partial.m, r->partial.l,
-                   r->state.acc, r->state.m,    r->state.l, r->log_mass,    r->missed};
+                   r->state.acc, r->state.m,    r->state.l, r->log_mass[0], r->log_mass[1], r->missed};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
   tail_free(&r->tail);
   predictor_free(&r->predictor);

@@ -33,13 +33,15 @@ typedef struct {
   float *last_q;       /* [layers, heads, head_dim] of the token before, ahead of rotary embedding */
   partials partial;
   predictor predictor;
-  tail tail;        /* WITH_TAIL, and what follows: */
-  float *log_mass;  /* [heads]: the weight of what a list leaves out */
-  partials state;   /* [heads, 1, …] of the list, which the term joins */
+  tail tail;          /* of the modes with a tail, and what follows: */
+  float *log_mass[2]; /* [heads], of this layer and the next, by parity: the weight of what a list leaves out */
+  partials state;     /* [heads, 1, …] of the list, which the term joins */
   int32_t *missed; /* [kv_heads] */
 } run;
 
 bool run_init(run *r, decoder *d, strategy how);
+/* Room for what attend_with_tail reads and writes besides a tail. */
+bool run_join_tail(run *r);
 void run_free(run *r);
 
 /* What model_forward calls, with the run as its context, for one row. */
@@ -71,5 +73,7 @@ bool select_from(run *r, const vwd_index *index, uint32_t method, int block, con
 bool select_by_axis(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *log_mass);
 bool select_blocks(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *scores);
 bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, const list *l, int block_size, bool keep);
+/* Attention over the list, and one term for what it leaves out, whose weight is that of the layer's last selection. */
+bool attend_with_tail(run *r, const attention_call *call, const int32_t *seq_len, const list *l, const tail *t, int block_size);
 
 #endif

@@ -87,11 +87,11 @@ vwd_remainder tail_view(const tail *t, const model_shape *s, int layer) {
   return view;
 }
 
-bool tail_extend(tail *t, const vwd_session *session, const model_shape *shape, const sequence *s, int layer, int32_t seq_len) {
+bool tail_extend(tail *t, const vwd_session *session, const model_shape *shape, const sequence *s, int layer, int32_t seq_len, int block) {
   const vwd_remainder remainder = tail_view(t, shape, layer);
   const vwd_paged_kv kv = kv_view(s, layer, &seq_len, 1);
   vwd_remainder_update_args args = VWD_REMAINDER_UPDATE_ARGS_INIT;
-  args.block_size = PAGE;
+  args.block_size = (uint32_t)block;
   args.kv = &kv;
   args.remainder = &remainder;
   return succeeded(vwd_remainder_update(session, &args, NULL), "vwd_remainder_update");

@@ -34,7 +34,7 @@ void tail_free(tail *t);
 vwd_remainder tail_view(const tail *t, const model_shape *s, int layer);
 /* Bytes of what attention reads of it for a KV head of a layer. */
 int64_t tail_bytes(const model_shape *s);
-/* Takes in the pages of a layer that have become full. */
-bool tail_extend(tail *t, const vwd_session *session, const model_shape *shape, const sequence *s, int layer, int32_t seq_len);
+/* Takes in the blocks of a layer that have become full. */
+bool tail_extend(tail *t, const vwd_session *session, const model_shape *shape, const sequence *s, int layer, int32_t seq_len, int block);
 
 #endif
