@@ -137,10 +137,13 @@ impl<'b> World<'b> {
 }
 
 impl World<'_> {
-    /// A fork is read on until blocks of its own are whole, and attends.
+    /// A fork that shares two blocks or more is read on until blocks of its own are whole, and attends.
     fn read_on(&mut self, rng: &mut Rng) {
         let block = self.kinds.block;
-        let kept = rng.size(1..=self.sequences[0].len).min((MAX_BLOCKS - 5) * block);
+        while self.sequences[0].len < 3 * block {
+            self.step(rng, &[0], block, false);
+        }
+        let kept = rng.size(2 * block..=self.sequences[0].len).min((MAX_BLOCKS - 5) * block);
         self.fork_at(0, kept);
         let row = self.sequences.len() - 1;
         (0..3).for_each(|_| self.step(rng, &[row], block, false));
