@@ -5,6 +5,7 @@
     benches/gpu/page.py --plot NAME SELECTION.jsonl ATTENTION.jsonl     writes benches/results/NAME.svg; needs matplotlib
     benches/gpu/page.py --layer NAME LAYER.jsonl                        likewise, of layer.py's rows
     benches/gpu/page.py --throughput NAME THROUGHPUT.jsonl              likewise, of throughput.py's rows
+    benches/gpu/page.py --stages NAME STAGES.jsonl                      likewise, of stages.py's rows
 """
 
 import ast
@@ -201,6 +202,48 @@ def plot_throughput(name, path):
     save(figure, name)
 
 
+LANES = {  # of plot_stages, from the top: a stage, or those that share a lane, and its colour
+    ("projections", "output, MLP"): "C7",
+    ("append", "write back"): "C5",
+    ("summaries",): "C9",
+    ("recall, predict", "remember scores"): "C8",
+    ("selection",): "C0",
+    ("find, give",): "C4",
+    ("copies",): "C3",
+    ("attention",): "C2",
+    ("repair",): "C1",
+}
+
+
+def plot_stages(name, path):
+    """When the stages of a layer run, by each strategy, for each batch."""
+    pyplot = canvas()
+    rows = rows_of(path)
+    of = lambda what: [row for row in rows if row["what"] == what]  # noqa: E731
+    batches, strategies = (list(dict.fromkeys(row[key] for row in of("layer"))) for key in ("batch", "strategy"))
+    lane = {stage: n for n, stages in enumerate(LANES) for stage in stages}
+    colours = list(LANES.values())
+    figure, panels = pyplot.subplots(len(strategies), len(batches), figsize=(6.5 * len(batches), 1.75 * len(strategies)), squeeze=False, sharex="col")
+    for column, batch in zip(panels.T, batches):
+        for axes, strategy in zip(column, strategies):
+            mine = lambda row: row["batch"] == batch and row["strategy"] == strategy  # noqa: B023, E731
+            layer = next(filter(mine, of("layer")))
+            for row in filter(mine, of("stage")):
+                n = lane[row["stage"]]
+                style = dict(color="white", edgecolor=colours[n], hatch="/////", linewidth=0.8) if row["ahead"] else dict(color=colours[n])
+                axes.barh(n, row["end"] - row["start"], 0.8, left=row["start"], **style)
+            axes.axvline(layer["trace"], color="black", linewidth=0.8)
+            axes.set_yticks(range(len(LANES)), [", ".join(stages) for stages in LANES], fontsize=6)
+            axes.invert_yaxis()
+            title = f"{strategy.upper()}, {batch} sequence{'s' if batch > 1 else ''}"
+            axes.set_title(f"{title}: {layer['trace']:.0f} µs, {layer['path']:.0f} from append to result; {layer['graph']:.0f} untraced", fontsize="small")
+            axes.grid(axis="x", alpha=0.3)
+            axes.set_axisbelow(True)
+        column[-1].set(xlabel="µs from the layer's beginning", xlim=(0, None))
+    figure.suptitle(f"Stages of a layer by torch's profiler on one {rows[0]['device']}; hatched: for the next layer or step", fontsize="medium")
+    save(figure, name)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--plot":
         plot(*sys.argv[2:])
@@ -208,5 +251,7 @@ if __name__ == "__main__":
         plot_layer(*sys.argv[2:])
     elif sys.argv[1] == "--throughput":
         plot_throughput(*sys.argv[2:])
+    elif sys.argv[1] == "--stages":
+        plot_stages(*sys.argv[2:])
     else:
         page(*sys.argv[1:])
