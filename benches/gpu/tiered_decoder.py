@@ -2,27 +2,33 @@
 
     python benches/gpu/tiered_decoder.py [--out FILE] [--quick]
 
-The layers are those of layer.py, at 131,072 tokens and a budget of 4096 (1/32 of the context) by AXIS; a layer has slots for the share SHARE of
-its blocks. Steps follow each other in one CUDA graph, each with queries of its own, which the layer's attention takes instead of those that its
-products give. `resident` is SERIAL on keys and values in device memory, with the same tokens and queries. GPU time of one layer, microseconds, medians;
-`mib` and `missed` are what a layer copies in a step, and the share of the named blocks that were not in a slot. SPARDA and ASYNC_TLS attend
-lists of their own; VANWARD attends SERIAL's. `coding`: of the cache's blocks. In int4 the cache has as many slots, of a quarter of the bytes; in
-int4_decoded slots of 16 bits, which codes are decoded into as they arrive.
+The layers are those of layer.py, with 8 or 2 KV heads for their 32 query heads (2 as in MiniCPM4.1), at 131,072 tokens and a budget of 4096 (1/32 of the
+context) by AXIS; a layer has slots for the share SHARE of its blocks. Steps follow each other in one CUDA graph, each with queries of its own, which the
+layer's attention takes instead of those that its products give. `resident` is SERIAL on keys and values in device memory, with the same tokens and queries.
+GPU time of one layer, microseconds, medians; `mib` and `missed` are what a layer copies in a step, and the share of the named blocks that were not in a
+slot. SPARDA and ASYNC_TLS attend lists of their own; VANWARD attends SERIAL's. `coding`: of the cache's blocks. In int4 the cache has as many slots, of a
+quarter of the bytes; in int4_decoded slots of 16 bits, which codes are decoded into as they arrive.
 
 Misses are not drawn at random: they come from queries that drift. For each query head, q(t) = ρ·q(t−1) + √(1−ρ²)·noise, made periodic, so that
 the last step of a replay leads to the first one of the next; the foreseen query is q cos θ + e sin θ, and e drifts as q does. ρ and θ are fitted before anything is
-timed, by the library's own selection and as many least-recently-used slots as are timed, to what a trace showed of attention over 16K
-tokens of Gemma-3-270M at the same share of the context, with slots of twice the selection: MISSED of a step's blocks have no slot without
-prefetch, and EXPOSED have none after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with
-prefetch (0.163 in the trace). The token of all steps has one position, so that no block leaves the tail: its copy to a slot, one in 64
-steps, is not in the figures.
+timed, by the library's own selection and as many least-recently-used slots as are timed, to two figures of real text: the share of a step's blocks that have no slot
+without prefetch, and that of those which have none after the foreseen list of 1.25 times as many blocks was fetched. A model's lists cannot be replayed: a decoder
+selects by queries, and no queries over other keys give a list of another model. `trace` says whose figures they are:
 
-`dense` is attention over all tokens, of one position and of 9 as a round of 8 drafts is verified, in steps whose rows are dense: whole blocks are
-read in host memory. `gb` is what that reads in a second, in 10^9 bytes, and `over_copy` its time as a multiple of a plain copy of as
+- gemma: MISSED and EXPOSED, of Gemma-3-270M over 16K tokens, 1/32 selected, with slots of twice the selection. The trace is not in the repository.
+- smollm2: of the lists in benches/traces, of SmolLM2-135M over 6,000 tokens of program code in blocks of 16, 1/38 selected, counted by this script with slots
+  for as large a share of the blocks as is timed: the row `trace`, whose `moved` are the blocks that travel with prefetch.
+
+`model` has what the fit reached (`moved` was 0.163 in Gemma's trace). The token of all steps has one position, so that no block leaves the tail: its copy to a
+slot, one in 64 steps, is not in the figures.
+
+`dense` is attention over all tokens of 8 KV heads, of one position and of 9 as a round of 8 drafts is verified, in steps whose rows are dense: whole blocks
+are read in host memory. `gb` is what that reads in a second, in 10^9 bytes, and `over_copy` its time as a multiple of a plain copy of as
 many bytes from pinned memory.
 """
 
 import math
+import pathlib
 from collections import OrderedDict
 
 import torch
@@ -37,6 +43,8 @@ LAYERS, STEPS, REPLAYS = 4, 96, 7
 SHARE = 0.12
 RATIO = 1.25
 MISSED, EXPOSED = 0.090, 0.031
+SMOLLM2 = pathlib.Path(__file__).parents[1] / "traces" / "smollm2-135m-code.txt"
+COLD = 32  # steps of a trace that fill its slots, and are not counted
 STRATEGIES = {
     "serial": {},
     "async_tls": dict(strategy=Strategy.ASYNC_TLS),
@@ -46,6 +54,14 @@ STRATEGIES = {
 }
 OWN_LISTS = ("async_tls", "sparda")
 CODINGS = {"exact": {}, "int4": dict(coding="int4"), "int4_decoded": dict(coding="int4", slot_coding="decoded")}
+CASES = [  # KV heads, batch, the model whose misses they are, codings
+    (8, 1, "gemma", CODINGS),
+    (8, 1, "smollm2", ("exact",)),
+    (2, 1, "gemma", ("exact",)),
+    (8, 2, "gemma", CODINGS),
+    (8, 4, "gemma", CODINGS),
+    (2, 4, "gemma", ("exact",)),
+]
 # How far results may be from those of exact keys and values in device memory, relative in norm: rounding, or what four bits cost normals.
 ERRORS = {"exact": 3e-2, "int4": 0.3, "int4_decoded": 0.3}
 
@@ -91,29 +107,57 @@ class Selections:
         return torch.cat(lists).tolist()
 
 
-def misses(lists, slots, ahead=None):
-    """Shares of the selected blocks that have no slot when they are attended, and that travel, with so many `slots` for each KV head."""
+def misses(lists, slots, ahead=None, cold=None):
+    """
+    Shares of the selected blocks that have no slot when they are attended, and that travel, with so many `slots` for each KV head. The lists follow each
+    other in a circle, or, with `cold`, once, and the first steps are not counted. The newest two blocks are in a tail, and get slots when they leave it.
+    """
+    order = list(range(len(lists))) * (2 if cold is None else 1)
+    first = len(lists) if cold is None else cold
     exposed = moved = total = 0
     for head in range(len(lists[0])):
         cached = OrderedDict()
 
-        def name(blocks):
+        def name(blocks, newest):
             missed = 0
             for block in blocks:
-                missed += block not in cached
+                missed += block not in cached and block < newest - 1
                 cached[block] = True
                 cached.move_to_end(block)
             while len(cached) > slots:
                 cached.popitem(last=False)
             return missed
 
-        for turn in range(2):  # what the first steps miss is not counted
-            for t, of_heads in enumerate(lists):
-                early = name(ahead[t][head]) if ahead else 0
-                late = name(of_heads[head])
-                if turn:
-                    exposed, moved, total = exposed + late, moved + early + late, total + len(of_heads[head])
+        for n, t in enumerate(order):
+            newest = max(lists[t][head])
+            early = name(ahead[t][head], newest) if ahead else 0
+            late = name(lists[t][head], newest)
+            if n >= first:
+                exposed, moved, total = exposed + late, moved + early + late, total + len(lists[t][head])
     return exposed / total, moved / total
+
+
+def traced(path, share):
+    """What a file of `vanward-engine --trace` misses, mean of its layers, with slots for so large a share of the blocks: with and without the foreseen lists."""
+    text = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    steps = [step.splitlines() for step in "\n".join(text).strip().split("\n\n")]
+    numbers = lambda part: [int(word) for word in part.split()]  # noqa: E731
+    layers = {}  # of each: steps of [selected, foreseen], both by head
+    for step in steps:
+        of_step = {}
+        for line in step:
+            about, lists = line.split(":")
+            for found, part in zip(of_step.setdefault(about.split()[0], ([], [])), lists.split("|")):
+                found.append(numbers(part))
+        for layer, lists in of_step.items():
+            layers.setdefault(layer, []).append(lists)
+    selected, ahead = ([[lists[n] for lists in of_layer] for of_layer in layers.values()] for n in range(2))
+    blocks = max(max(head) for of_head in selected[0] for head in of_head) + 1
+    slots = int(share * blocks)
+    mean = lambda found: [sum(values) / len(layers) for values in zip(*found)]  # noqa: E731
+    missed, _ = mean(misses(lists, slots, cold=COLD) for lists in selected)
+    exposed, moved = mean(misses(lists, slots, early, cold=COLD) for lists, early in zip(selected, ahead))
+    return dict(k=len(selected[0][0][0]), blocks=blocks, slots=slots, missed=missed, exposed=exposed, moved=moved)
 
 
 def bisect(low, high, wanted, share):
@@ -291,24 +335,28 @@ def dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length, cod
 
 
 def measure(session, timer, rows, quick):
-    weights = [Weights() for _ in range(LAYERS)]
-    trace = dict(k=BUDGET // BLOCK, slots=int(SHARE * CONTEXT // BLOCK), missed=MISSED, exposed=EXPOSED)
-    fitted, length = None, CONTEXT - BLOCK // 2
-    for batch in (1,) if quick else (1, 2, 4):
-        sequences = Pages(session, batch, CONTEXT, LAYERS)
-        fitted = fitted or fit(session, sequences, rows, **trace)
-        queries = Queries(batch, sequences.layers, *fitted)
-        slots = int(SHARE * batch * KV_HEADS * sequences.blocks)
-        row = dict(batch=batch, context=CONTEXT, budget=BUDGET, layers=sequences.layers, share=SHARE)
+    smollm2 = traced(SMOLLM2, SHARE)
+    rows.put("trace", **smollm2)
+    traces = {"gemma": (MISSED, EXPOSED), "smollm2": (smollm2["missed"], smollm2["exposed"])}
+    length = CONTEXT - BLOCK // 2
+    weights = {kv_heads: [Weights(kv_heads) for _ in range(LAYERS)] for kv_heads in (8, 2)}
+    fitted = {}
+    for kv_heads, batch, trace, codings in CASES[:3] if quick else CASES:
+        sequences, about = Pages(session, batch, CONTEXT, LAYERS, kv_heads), dict(trace=trace, kv_heads=kv_heads)
+        if (trace, kv_heads) not in fitted:
+            fitted[trace, kv_heads] = fit(session, sequences, rows, BUDGET // BLOCK, int(SHARE * sequences.blocks), *traces[trace], **about)
+        queries = Queries(batch, sequences.layers, *fitted[trace, kv_heads])
+        slots = int(SHARE * batch * kv_heads * sequences.blocks)
+        row = dict(**about, batch=batch, context=CONTEXT, budget=BUDGET, layers=sequences.layers, share=SHARE)
         with decoder_of(session, sequences, BUDGET // BLOCK, positions=9) as of_pages:
-            resident = Drifting(of_pages, sequences, weights, queries, length)
+            resident = Drifting(of_pages, sequences, weights[kv_heads], queries, length)
             resident.step(begin=torch.zeros_like(resident.lens))
             resident.run_all()
             row["resident"] = resident.time(timer)
-            for coding, options in CODINGS.items():
+            for coding in codings:
                 with vanward.KvCache(
-                    session, layers=sequences.layers, kv_heads=KV_HEADS, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
-                    max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots, **options,
+                    session, layers=sequences.layers, kv_heads=kv_heads, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
+                    max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots, **CODINGS[coding],
                 ) as cache:
                     strategies(session, timer, rows, cache, coding, resident, of_pages, dict(row, coding=coding))
         del sequences, queries, resident
@@ -327,9 +375,9 @@ def strategies(session, timer, rows, cache, coding, resident, of_pages, row):
                 check(name, steps, resident, coding)
             row[name], mib, missed = steps.count(timer)
             del steps
-            if name == "serial":
+            if name == "serial" and (row["kv_heads"], row["trace"]) == (KV_HEADS, "gemma"):
                 dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length, coding)
-        rows.put("strategy", coding=coding, batch=sequences.batch, strategy=name, layer=row[name], over_resident=row[name] / row["resident"],
+        rows.put("strategy", trace=row["trace"], kv_heads=sequences.kv_heads, coding=coding, batch=sequences.batch, strategy=name, layer=row[name], over_resident=row[name] / row["resident"],
                  serial_over_it=row["serial"] / row[name], mib=mib, missed=missed)
         for n in numbers.tolist():
             cache.free(n, stream=stream())

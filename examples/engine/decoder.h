@@ -96,6 +96,9 @@ typedef struct {
 } accuracy;
 bool measure_accuracy(decoder *d, const int32_t *tokens, int count, accuracy *out, progress_fn progress, void *context);
 
+/* Writes the blocks that the steps which read `tokens` select by AXIS, and those that are foreseen, of some layers. */
+bool write_trace(decoder *d, const int32_t *tokens, int count, const char *path, progress_fn progress, void *context);
+
 /* --- shared by prefill.c and strategies.c --- */
 
 vwd_tensor q_view(const decoder *d, const float *q, int rows);

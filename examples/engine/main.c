@@ -51,7 +51,7 @@ enum { PIECES = 20 }; /* of the text that --check-self reads */
 static const float ratios[RATIOS] = {1.0f, 1.25f, 1.5f};
 
 typedef struct {
-  const char *model, *prompt;
+  const char *model, *prompt, *trace;
   bool tiny, accuracy, loss, check, drafts, calls; /* the last two: which table to make */
   bool int4;                                        /* keep whole pages so, in single calls */
   int tokens, threads;
@@ -111,6 +111,7 @@ static void usage(FILE *out) {
           "  --mode NAME    one mode alone, and what it needs\n"
           "  --check-self   continue %d pieces of the prompt by --tokens each, default 500; drafts must not change a token\n"
           "  --loss         what the model makes of the prompt's last --tokens, densely and sparsely, with keys and values of 16 bits and in INT4\n"
+          "  --trace FILE   write which blocks each of the prompt's last --tokens selects by AXIS, and which were foreseen, in some layers\n"
           "  --accuracy     how far attention over selected blocks is from dense attention, on the prompt's end\n"
           "modes:\n",
           ENGINE_PROMPT, PAGE, PIECES);
@@ -167,6 +168,7 @@ static bool kv_type(const char *text, bool *int4) {
 
 static bool set(options *o, const char *option, const char *value, int *k) {
   if (strcmp(option, "--model") == 0) return (o->model = value) != NULL;
+  if (strcmp(option, "--trace") == 0) return (o->trace = value) != NULL;
   if (strcmp(option, "--prompt") == 0) return (o->prompt = value) != NULL;
   if (strcmp(option, "--tokens") == 0) return number(option, value, 2, 4096, &o->tokens);
   if (strcmp(option, "--threads") == 0) return number(option, value, 1, 256, &o->threads);
@@ -198,7 +200,7 @@ static bool parse(int count, char **words, options *o) {
     else i++;
   }
   if (!o->model == !o->tiny) return fprintf(stderr, "expected either --model or --tiny\n"), false;
-  if (o->int4 && (o->how >= 0 || o->accuracy || o->loss || o->check || o->drafts || (!o->calls && o->only < 0)))
+  if (o->int4 && (o->how >= 0 || o->accuracy || o->loss || o->trace || o->check || o->drafts || (!o->calls && o->only < 0)))
     return fprintf(stderr, "--kv int4 is for --calls and its modes; vwd_decoder, which decodes the others, keeps keys as they are\n"), false;
   if (o->int4 && o->only == TWO_LEVEL)
     return fprintf(stderr, "--kv int4: lists of tokens need keys and values of 16 bits; two-level is made of them\n"), false;
@@ -220,6 +222,7 @@ static bool parse(int count, char **words, options *o) {
 /* What the modes that are to run read of the prompt. */
 static preparation prepared(const options *o) {
   if (o->accuracy) return (preparation){.labels = true};
+  if (o->trace) return (preparation){.axes = true, .forecast = true};
   if (o->loss) return (preparation){.summaries = true, .axes = true, .codes = true, .forecast = true};
   bool all = o->only < 0;
   return (preparation){.summaries = true,
@@ -272,7 +275,7 @@ static int32_t *make_prompt(const program *p, const options *o, int *count) {
   if (tokens) {
     const size_t most = o->check ? 16000 : 1000; /* of a tiny model, whose vocabulary is bytes */
     if (o->tiny && length > most) length = most;
-    if (o->check || o->loss) { /* the text as it is */
+    if (o->check || o->loss || o->trace) { /* the text as it is */
       n = (int)tokenizer_encode(p->tokenizer, text, length, tokens, (size_t)capacity);
       free(text);
       return *count = n < capacity ? n : capacity, tokens;
@@ -333,10 +336,11 @@ static bool same(const generation *a, const generation *b) {
 }
 
 static bool prepare(program *p, const options *o) {
-  /* Accuracy and loss are measured on the prompt's own end. */
-  if ((o->accuracy || o->loss) && p->prompt_count <= o->tokens)
+  /* Accuracy, loss and traces are of the prompt's own end. */
+  const bool reads_end = o->accuracy || o->loss || o->trace;
+  if (reads_end && p->prompt_count <= o->tokens)
     return fprintf(stderr, "a prompt of %d tokens; expected more than the %d of --tokens\n", p->prompt_count, o->tokens), false;
-  int count = o->accuracy || o->loss ? p->prompt_count - o->tokens : p->prompt_count;
+  int count = reads_end ? p->prompt_count - o->tokens : p->prompt_count;
   double begin = now();
   if (!decoder_init(&p->decoder, p->session, p->model, o->select, prepared(o), p->prompt, count, o->tokens,
                                   tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt"))
@@ -593,6 +597,8 @@ static bool run_all(program *p, const options *o) {
   if (!load(p, o) || !(p->prompt = make_prompt(p, o, &p->prompt_count))) return false;
   if (o->accuracy) return prepare(p, o) && print_accuracy(p, o);
   if (o->loss) return prepare(p, o) && print_loss(p, o);
+  if (o->trace)
+    return prepare(p, o) && write_trace(&p->decoder, p->prompt + p->prompt_count - o->tokens, o->tokens, o->trace, progress, "tracing");
   if (o->check) return run_check(p, o);
   if (o->how >= 0) return run_drafts(p, o);
   if (o->only >= 0) return run_calls(p, o);
