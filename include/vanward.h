@@ -2146,7 +2146,10 @@ typedef struct {
   uint32_t host_blocks;
   /** Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. 0 with layer_slots. */
   uint32_t slots;
-  /** A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most the slots of a layer. */
+  /**
+   * A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most the slots of a layer. A decoder on
+   * the cache says itself which of its lists stay.
+   */
   uint32_t hold;
   /** Called while memory is allocated; may be NULL. */
   vwd_progress progress;
@@ -2550,7 +2553,7 @@ vwd_status vwd_kv_cache_compact(const vwd_kv_cache *cache,
  * args->sequences        [B]          int32. At most max_sequences of them.
  * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
  *                                     at most slots / hold, of the layer's slots: all elements of ids, whatever the counts and
- *                                     wherever the blocks lie.
+ *                                     wherever the blocks lie. Less beside a decoder: `vwd_decoder_create_on_cache`.
  * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
  * args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
  *                        the sequence does not have. Columns past the count are not written.
@@ -3657,9 +3660,13 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  *
  * cache  Of the session. Kept alive by the decoder; may be released first.
  * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
- * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
- * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
- * made ahead, of forced blocks where those are more, or of 2. ASYNC_TLS and VANWARD need a hold of at least 2.
+ * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD.
+ *
+ * What a step reads at once has slots: max_rows · Hk · entries ≤ slots of the cache, in the layer with the fewest, whatever the cache's hold. entries
+ * is k for SERIAL, ⌈ratio·k⌉ + 1 for SPARDA, 2k + 1 for ASYNC_TLS, and ⌈ratio·k⌉ + 1 + k for VANWARD, or one less by scores; with the longest
+ * selected list of all layers for k, forced blocks where they are more than a list's, and at least 2. A step may give away the slots of
+ * lists that the caller resolved before it. A resolve of the caller's own, once there is such a decoder, may name no more entries than
+ * slots − (hold − 1) · the longest of the decoder's lists, max_rows · Hk · its entries, where that is less than slots / hold.
  *
  * Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
  * have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by

@@ -41,12 +41,12 @@ from vanward import DecoderMode
 LAYERS, MODEL_LAYERS = 4, 32
 HOST_GIB = 56  # all cases ask for the same, which is pinned once
 REPLAYS = 3
-HOLD = 2
 RUN = 2 * BLOCK * DIM * 2  # bytes of a block's keys and values of one KV head
 SUMMARY = 5 * DIM // 4
 TAIL = 3  # blocks of each sequence beside the slots
 UNIT = (128 << 10) // BLOCK * 8 * (RUN + SUMMARY)  # bytes of a layer for one sequence of 131,072 tokens and 8 KV heads
-LISTS = {"serial": (1.0, 0), "async_tls": (1.0, 1), "sparda": (1.25, 1), "vanward": (1.25, 1)}  # entries: a multiple of k, and more
+# What a step reads at once for a KV head of a sequence, as a multiple of k, and more: a list made ahead, or one or two selected ones.
+LISTS = {"serial": (1.0, 0), "async_tls": (2.0, 1), "sparda": (1.25, 1), "vanward": (1.25, 1)}
 TRACES = {  # context: budget, what was missed, and what was missed after a prefetch
     128 << 10: (4096, 0.090, 0.031),
     32 << 10: (2048, 0.058, 0.013),
@@ -78,7 +78,7 @@ class Plan:
     def entries(self, strategy):
         """Slots that a sequence demands."""
         ratio, more = LISTS[strategy]
-        return HOLD * self.kv_heads * (math.ceil(ratio * self.k) + more)
+        return self.kv_heads * (math.ceil(ratio * self.k) + more)
 
     def most(self, strategy):
         return min(self.sequences, self.slots // self.entries(strategy))
@@ -181,7 +181,7 @@ class Case:
         for batch in sorted({*doubling(plan.resident), *(batch for name in LISTS for batch in plan.batches(points, name))}):
             self.resident(batch)
         with vanward.KvCache(
-            self.session, layers=LAYERS, kv_heads=plan.kv_heads, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16", hold=HOLD,
+            self.session, layers=LAYERS, kv_heads=plan.kv_heads, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
             max_sequences=plan.sequences, max_blocks=plan.blocks, host_blocks=plan.host_blocks, slots=plan.slots,
         ) as cache:
             for name in LISTS:

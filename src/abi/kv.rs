@@ -47,7 +47,8 @@ pub struct vwd_kv_cache_options {
     pub host_blocks: u32,
     /// Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. 0 with layer_slots.
     pub slots: u32,
-    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most the slots of a layer.
+    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most the slots of a layer. A decoder on
+    /// the cache says itself which of its lists stay.
     pub hold: u32,
     /// Called while memory is allocated; may be NULL.
     pub progress: vwd_progress,

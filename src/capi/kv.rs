@@ -292,7 +292,7 @@ pub unsafe extern "C" fn vwd_kv_cache_compact(
 /// args->sequences        [B]          int32. At most max_sequences of them.
 /// args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
 ///                                     at most slots / hold, of the layer's slots: all elements of ids, whatever the counts and
-///                                     wherever the blocks lie.
+///                                     wherever the blocks lie. Less beside a decoder: `vwd_decoder_create_on_cache`.
 /// args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 /// args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
 ///                        the sequence does not have. Columns past the count are not written.

@@ -39,6 +39,7 @@ use parking_lot::Mutex;
 use sequences::{Opened, Sequences};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use store::{Changed, Counters, Store, admit};
 
 pub struct KvCache {
@@ -48,6 +49,8 @@ pub struct KvCache {
     all: CacheOptions,
     sizes: vwd_kv_cache_sizes,
     state: Mutex<State>,
+    /// The most entries of a resolve of the decoders on the cache.
+    longest: AtomicUsize,
 }
 
 struct State {
@@ -121,7 +124,8 @@ impl KvCache {
             None => Box::new(cpu::Layers::create(session, &all, report_layers)?),
             Some(_) => Box::new(cuda::Layers::create(session, &all, report_layers)?),
         };
-        Ok(KvCache { session: session.clone(), options, all, sizes, state: Mutex::new(State { sequences, store }) })
+        let (session, state) = (session.clone(), Mutex::new(State { sequences, store }));
+        Ok(KvCache { session, options, all, sizes, state, longest: AtomicUsize::new(0) })
     }
 
     pub fn session(&self) -> &Arc<Session> {
@@ -131,6 +135,11 @@ impl KvCache {
     /// The options of the layer with the fewest slots.
     pub fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// A decoder on the cache will resolve up to so many entries at once, by [`ResolveRequest::of_step`].
+    pub fn expect_lists(&self, entries: usize) {
+        self.longest.fetch_max(entries, Relaxed);
     }
 
     fn layer(&self, layer: u32) -> Result<usize> {
@@ -495,6 +504,8 @@ pub struct ResolveRequest<'a> {
     wanted: BlockList<'a>,
     resident: Option<BlockList<'a>>,
     missed_counts: Option<Tensor<'a>>,
+    /// A block keeps its slot if this resolve names it, or one of the `hold` − 1 resolves before it did.
+    hold: usize,
 }
 
 const WANTED: [&str; 3] = ["wanted.ids", "wanted.counts", "wanted.slots"];
@@ -502,6 +513,27 @@ const RESIDENT: [&str; 3] = ["resident.ids", "resident.counts", "resident.slots"
 
 impl<'a> ResolveRequest<'a> {
     pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args) -> Result<ResolveRequest<'a>> {
+        let request = ResolveRequest::new(cache, c, cache.options.hold)?;
+        request.check_size(cache)?;
+        Ok(request)
+    }
+
+    /// The lists of a decoder's step, which enqueues the resolves of a layer itself. `beside`: the entries of the lists that the resolve just
+    /// before named, if these are still read when this one runs. No other list is.
+    pub fn of_step(
+        cache: &KvCache,
+        c: &'a vwd_kv_cache_resolve_args,
+        beside: Option<usize>,
+    ) -> Result<ResolveRequest<'a>> {
+        let request = ResolveRequest::new(cache, c, 1 + beside.is_some() as usize)?;
+        let (entries, slots) = (request.most_entries() + beside.unwrap_or(0), cache.all.layer(request.layer).slots);
+        if entries > slots {
+            return Err(Error::argument(WANTED[0], format!("{entries} entries"), format!("at most the {slots} slots")));
+        }
+        Ok(request)
+    }
+
+    fn new(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args, hold: usize) -> Result<ResolveRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let (checks, layer) = (cache.session.checks(), cache.layer(c.layer)?);
         let sequences = cache.check_sequences(&c.sequences)?;
@@ -548,9 +580,7 @@ impl<'a> ResolveRequest<'a> {
             &[Some(&wanted_slots), ids, counts, at, missed_counts.as_ref()],
             &[Some(&sequences), Some(&wanted.ids), Some(&wanted.counts)],
         )?;
-        let request = ResolveRequest { layer, sequences, wanted, resident, missed_counts };
-        request.check_size(cache)?;
-        Ok(request)
+        Ok(ResolveRequest { layer, sequences, wanted, resident, missed_counts, hold })
     }
 
     /// What a session that checks contents reads. Entries may have any order here. The lists of a row whose sequence is −1 may hold
@@ -569,15 +599,30 @@ impl<'a> ResolveRequest<'a> {
 
     /// Checks that the cache has a slot for every block that the lists may name.
     fn check_size(&self, cache: &KvCache) -> Result<()> {
-        let ids = &self.wanted.ids;
-        let entries = if ids.is_empty() { 0 } else { ids.count() };
-        let Options { slots, hold, .. } = cache.all.layer(self.layer);
-        let most = cache.all.layer(self.layer).largest_selection();
-        if entries <= most {
+        let (entries, options, longest) =
+            (self.most_entries(), cache.all.layer(self.layer), cache.longest.load(Relaxed));
+        let Options { slots, hold, .. } = options;
+        let most = options.largest_selection();
+        // Lists of a decoder may be longer, and keep their slots during this call.
+        let beside_lists = slots.saturating_sub((hold - 1).saturating_mul(longest));
+        if entries <= most.min(beside_lists) {
             return Ok(());
         }
-        let expected = format!("at most {most} (slots {slots} of layer {} / options.hold {hold})", self.layer);
+        let expected = if entries > most {
+            format!("at most {most} (slots {slots} of layer {} / options.hold {hold})", self.layer)
+        } else {
+            format!(
+                "at most {beside_lists} in layer {}: lists of a decoder on the cache keep {longest} slots",
+                self.layer
+            )
+        };
         Err(Error::argument(WANTED[0], format!("{entries} entries"), expected))
+    }
+
+    /// All elements of `wanted.ids`.
+    fn most_entries(&self) -> usize {
+        let ids = &self.wanted.ids;
+        if ids.is_empty() { 0 } else { ids.count() }
     }
 
     /// Whether there is nothing to find and nothing to write, however large the other extents are.

@@ -288,7 +288,7 @@ impl Options {
         Run::exact(self)
     }
 
-    /// The largest number of entries of a resolve: `hold` resolves one after the other find a slot for each of theirs.
+    /// The largest number of entries of a resolve of the caller's: `hold` resolves one after the other find a slot for each of theirs.
     pub fn largest_selection(&self) -> usize {
         self.slots / self.hold
     }

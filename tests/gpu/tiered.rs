@@ -139,7 +139,7 @@ impl<'b> Side<'b> {
                 max_sequences: ROWS as u32 + 1,
                 max_blocks: MAX_BLOCKS as u32,
                 host_blocks: ((ROWS + 1) * MAX_BLOCKS) as u32,
-                slots: (2 * ROWS * HEADS[1] * AHEAD) as u32,
+                slots: (ROWS * HEADS[1] * (AHEAD + K)) as u32,
                 coding,
                 slot_coding,
                 ..args()

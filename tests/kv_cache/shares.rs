@@ -124,9 +124,9 @@ fn slots_shared_by_misses_miss_less_in_the_same_memory_with_equal_results() {
         let sum = |of: &[vwd_kv_cache_stats; LAYERS], field: fn(&vwd_kv_cache_stats) -> u64| {
             of.iter().map(field).sum::<u64>()
         };
-        // But for bookkeeping, which is aligned to 256 bytes.
+        // But for bookkeeping: five arrays of a layer, of an element for each slot, are aligned to 256 bytes.
         let [before, after] = [&alike, &shared].map(|of| sum(of, |of| of.device_bytes));
-        assert!(before.abs_diff(after) <= 4 * 256, "{before} bytes, then {after}");
+        assert!(before.abs_diff(after) <= LAYERS as u64 * 5 * 256, "{before} bytes, then {after}");
         let [before, after] = [&alike, &shared].map(|of| sum(of, |of| of.bytes_fetched));
         assert!(10 * after < 7 * before, "{before} bytes fetched, then {after} with {shares:?}");
         let [before, after] = [&alike, &shared].map(|of| sum(of, |of| of.misses));

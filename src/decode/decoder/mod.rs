@@ -121,7 +121,7 @@ impl Decoder {
         let options = unsafe { Options::from_c(&session.checks(), c, cache.map(|cache| cache.options()))? };
         let device = session.description();
         let fallback = budget.map(|costs| Fallback::new(costs, &options, c.policy_count > 0, &device)).transpose()?;
-        let tiered = cache.map(Tiered::new).transpose()?;
+        let tiered = cache.map(|cache| Tiered::new(cache, options.longest_lists())).transpose()?;
         let plan = Plan::of(&options)?;
         let memory = Memory::alloc(session, plan.bytes, "a decoder")?;
         memory.write(plan.thresholds_at, &plan.thresholds)?;

@@ -86,9 +86,9 @@ impl Strategy {
         self != Strategy::Serial
     }
 
-    /// Whether a layer resolves two lists on a cache, of which it reads the first while it resolves the second.
-    pub fn resolves_twice(self) -> bool {
-        self.repairs() || self == Strategy::AsyncTls
+    /// Whether a layer on a cache resolves a list while it attends the one that it resolved before.
+    pub fn resolves_beside_attention(self) -> bool {
+        self == Strategy::AsyncTls
     }
 }
 
@@ -277,17 +277,20 @@ impl Options {
         small("options.pages", &[self.pages])
     }
 
+    /// The most entries that a resolve of a step names.
+    pub fn longest_lists(&self) -> usize {
+        self.max_rows * self.kv_heads * self.capacity().max(self.predicted_capacity()).max(NEWEST)
+    }
+
     /// Checks that every resolve of a step finds slots for its lists, and that lists which are read beside each other keep theirs.
     fn check_slots(&self, cache: &kv::Options) -> Result<()> {
-        let entries = self.max_rows * self.kv_heads * self.capacity().max(self.predicted_capacity()).max(NEWEST);
-        let most = cache.largest_selection();
-        if entries > most {
-            let found = format!("{} rows, whose lists have up to {entries} entries together", self.max_rows);
-            let expected = format!("at most {most} entries: slots {} / hold {} of the cache", cache.slots, cache.hold);
+        let resolving = self.layers.iter().filter(|policy| policy.strategy.resolves_beside_attention());
+        let beside = resolving.map(|policy| policy.predicted_capacity() + self.capacity()).max().unwrap_or(0);
+        let entries = self.longest_lists().max(self.max_rows * self.kv_heads * beside);
+        if entries > cache.slots {
+            let found = format!("{} rows, whose lists take up to {entries} slots together", self.max_rows);
+            let expected = format!("at most {} slots of a layer of the cache", cache.slots);
             return Err(Error::argument("options.max_rows", found, expected));
-        }
-        if cache.hold < 2 && self.layers.iter().any(|policy| policy.strategy.resolves_twice()) {
-            return Err(Error::argument("cache", "a hold of 1", "at least 2 for ASYNC_TLS and VANWARD"));
         }
         Ok(())
     }

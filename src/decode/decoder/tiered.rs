@@ -25,8 +25,8 @@
 //! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
 //! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
-//! The lower lines are a branch. Resolves of a layer follow each other, and where a branch resolves, too, slots that attention reads stay while
-//! `hold` of the cache is at least 2.
+//! The lower lines are a branch. Where it resolves what was selected, attention reads the list that was resolved just before, so that both lists keep
+//! their slots. Any other resolve may take the slots of all lists before it: nothing reads these any more.
 
 use super::Decoder;
 use super::attend::Attend;
@@ -61,13 +61,23 @@ pub struct Tiered {
     stored_codes: Vec<vwd_int4_kv>,
 }
 
+/// What a resolve writes beside slots, and what it leaves where it is.
+#[derive(Default)]
+struct With {
+    resident: Option<vwd_block_list>,
+    missed_counts: Option<vwd_tensor>,
+    /// The list of the layer that was resolved just before, if its slots may still be read.
+    read: Option<vwd_block_list>,
+}
+
 /// Codes, their scales and the means, of blocks with these key weights.
 fn codes([k, v, k_scale, v_scale, means]: [vwd_tensor; 5], block_size: usize, weights: vwd_tensor) -> vwd_int4_kv {
     vwd_int4_kv { block_size: block_size as u32, k, v, k_scale, v_scale, means, weights, ..zeroed() }
 }
 
 impl Tiered {
-    pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
+    /// `entries`: the most that a step resolves at once.
+    pub fn new(cache: &Arc<KvCache>, entries: usize) -> Result<Tiered> {
         const PURPOSE: &str = "the layers of a decoder";
         let options = *cache.options();
         let kv::Options { layers, block_size, is_coded, .. } = options;
@@ -90,6 +100,7 @@ impl Tiered {
             let of_host = codes(cache.stored_codes(layer)?, block_size, weights);
             stored_codes.push(vwd_int4_kv { exact_tokens, ..of_host });
         }
+        cache.expect_lists(entries);
         Ok(Tiered { cache: cache.clone(), views, stored, coded, stored_codes })
     }
 
@@ -133,15 +144,15 @@ impl Tiered {
         &self,
         layer: &Layer,
         wanted: vwd_block_list,
-        resident: Option<vwd_block_list>,
-        missed_counts: Option<vwd_tensor>,
+        With { resident, missed_counts, read }: With,
         stream: vwd_stream,
     ) -> Result<()> {
         let (number, sequences) = (layer.number as u32, layer.step.sequences);
         let mut args = vwd_kv_cache_resolve_args { layer: number, sequences, wanted, ..zeroed() };
         args.resident = resident.unwrap_or(args.resident);
         args.missed_counts = missed_counts.unwrap_or(args.missed_counts);
-        self.cache.resolve(&ResolveRequest::from_c(&self.cache, &args)?, stream)
+        let beside = read.map(|list| list.ids.shape[..3].iter().product::<i64>() as usize);
+        self.cache.resolve(&ResolveRequest::of_step(&self.cache, &args, beside)?, stream)
     }
 
     fn fetch(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
@@ -163,7 +174,7 @@ impl Tiered {
     /// Asks for the blocks of a foreseen list.
     pub fn resolve_foreseen(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
         let slots = layer.entries(layer.decoder.plan.tiered.foreseen_slots, layer.policy.predicted_capacity());
-        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, None, None, stream)
+        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, With::default(), stream)
     }
 
     /// Begins to fetch what a layer has asked for.
@@ -324,7 +335,8 @@ impl Attend<'_> {
     pub fn bring(&self, list: vwd_block_list, is_counted: bool, stream: vwd_stream) -> Result<()> {
         let layer = &self.layer;
         let Some(tiered) = &layer.decoder.tiered else { return Ok(()) };
-        tiered.resolve(layer, list, None, layer.fetched().filter(|_| is_counted), stream)?;
+        let missed_counts = layer.fetched().filter(|_| is_counted);
+        tiered.resolve(layer, list, With { missed_counts, ..With::default() }, stream)?;
         tiered.fetch(layer, stream)?;
         tiered.wait(layer, stream)
     }
@@ -353,7 +365,8 @@ impl Attend<'_> {
             self.bring(layer.predicted_in_slots(), false, stream)?;
             // Resolves of a layer follow each other.
             self.follow(stream)?;
-            tiered.resolve(layer, layer.selected_in_slots(), None, layer.fetched(), branch)?;
+            let with = With { missed_counts: layer.fetched(), read: Some(layer.predicted()), ..With::default() };
+            tiered.resolve(layer, layer.selected_in_slots(), with, branch)?;
             tiered.fetch(layer, branch)
         };
         self.beside(stream, on_branch, || self.attention(&self.over_foreseen(), stream))?;
@@ -377,7 +390,8 @@ impl Attend<'_> {
             self.bring(layer.selected_in_slots(), true, stream)?;
             return self.attention(&self.over_selected(Kind::Sparse), stream);
         }
-        tiered.resolve(layer, layer.selected_in_slots(), Some(layer.resident()), layer.fetched(), stream)?;
+        let with = With { resident: Some(layer.resident()), missed_counts: layer.fetched(), ..With::default() };
+        tiered.resolve(layer, layer.selected_in_slots(), with, stream)?;
         tiered.fetch(layer, stream)?;
         if session.cuda().is_none() {
             tiered.wait(layer, stream)?;
@@ -499,7 +513,7 @@ impl Attend<'_> {
     /// Begins to fetch what is predicted for the layer's next step.
     pub fn prefetch_next(&self, holt: vwd_holt, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         self.predict(self.layer.predicted(), holt, stream)?;
-        tiered.resolve(&self.layer, self.layer.predicted_in_slots(), None, None, stream)?;
+        tiered.resolve(&self.layer, self.layer.predicted_in_slots(), With::default(), stream)?;
         tiered.fetch(&self.layer, stream)
     }
 }

@@ -512,7 +512,7 @@ impl Layer {
         if r.is_empty() {
             return;
         }
-        self.residents.begin();
+        self.residents.begin(r.hold);
         // Blocks that have a slot are named first, so that none of them loses it to a missed block.
         for at in r.lists() {
             // SAFETY: the caller vouches for the tensors.

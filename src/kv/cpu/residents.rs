@@ -20,6 +20,8 @@ pub struct Residents {
     now: u64,
     /// The number of resolves during which a named slot keeps its run.
     hold: u64,
+    /// The same, in the resolve that has begun.
+    hold_now: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -63,12 +65,14 @@ impl Residents {
             newest: slots as u32 - 1,
             now: hold as u64,
             hold: hold as u64,
+            hold_now: hold as u64,
         })
     }
 
-    /// Begins a resolve.
-    pub fn begin(&mut self) {
+    /// Begins a resolve that leaves their slots to the runs that it, and the `hold` − 1 resolves before it, name.
+    pub fn begin(&mut self, hold: usize) {
         self.now += 1;
+        self.hold_now = hold as u64;
     }
 
     /// Names a run that has a slot, so that it keeps the slot for `hold` resolves.
@@ -92,7 +96,7 @@ impl Residents {
 
     /// Gives the oldest slot to a run that has none, and asks for its copy.
     pub fn give_slot(&mut self, host_run: usize) -> (usize, Evicted) {
-        let at = self.first_free(|_| true).expect("more slots are named than the cache has");
+        let at = self.first_free(self.hold_now, |_| true).expect("more slots are named than the cache has");
         let evicted = self.replace(at, host_run);
         let slot = &mut self.slots[at as usize];
         (slot.is_resident, slot.is_used) = (false, false);
@@ -106,7 +110,7 @@ impl Residents {
     /// Gives a slot to a run that leaves a tail and is copied to the slot at once; `None` if every slot is named or waits for a
     /// copy. The next resolve may give the slot away, so that it finds as many as it is promised.
     pub fn settle(&mut self, host_run: usize) -> Option<(usize, Evicted)> {
-        let at = self.first_free(|slot| !slot.is_to_copy)?;
+        let at = self.first_free(self.hold, |slot| !slot.is_to_copy)?;
         let evicted = self.replace(at, host_run);
         let slot = &mut self.slots[at as usize];
         (slot.is_resident, slot.is_used) = (true, true);
@@ -117,11 +121,11 @@ impl Residents {
     }
 
     /// The oldest slot that none of the last `hold` resolves has named, of those that are `suitable`.
-    fn first_free(&self, suitable: impl Fn(&Slot) -> bool) -> Option<u32> {
+    fn first_free(&self, hold: u64, suitable: impl Fn(&Slot) -> bool) -> Option<u32> {
         let mut at = self.oldest;
         while at != NONE {
             let slot = &self.slots[at as usize];
-            if slot.named_at + self.hold <= self.now && suitable(slot) {
+            if slot.named_at + hold <= self.now && suitable(slot) {
                 return Some(at);
             }
             at = slot.after;

@@ -339,7 +339,7 @@ impl ResolveParams {
         let [missed_seq, missed_position, missed_head] = list_steps(missed, r.wanted.is_own());
         ResolveParams {
             layer: *layer,
-            cache: *cache,
+            cache: Cache { hold: r.hold as u32, ..*cache },
             sequences: r.sequences.data(),
             sequences_seq: r.sequences.byte_stride(0),
             wanted: ListRows::new(Some(&r.wanted)),

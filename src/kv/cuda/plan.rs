@@ -42,14 +42,14 @@ pub struct Bookkeeping {
 impl Bookkeeping {
     pub fn of(options: &Options) -> Bookkeeping {
         let Options { max_sequences, slots, .. } = *options;
-        let (entries, mut arrays) = (options.largest_selection(), Arrays { end: 0 });
+        let mut arrays = Arrays { end: 0 };
         let mut plan = Bookkeeping {
             clock: arrays.of::<Clock>(1),
             tails: arrays.of::<Tail>(max_sequences),
             named: arrays.of::<u32>(slots),
             to_copy: arrays.of::<ToCopy>(slots),
-            claims: arrays.of::<Missed>(entries),
-            others: arrays.of::<Missed>(entries),
+            claims: arrays.of::<Missed>(slots),
+            others: arrays.of::<Missed>(slots),
             full: arrays.of::<Full>(TAIL_BLOCKS * max_sequences),
             arrived: arrays.of::<u32>(max_sequences),
             weights: arrays.of::<f32>(options.weights()),

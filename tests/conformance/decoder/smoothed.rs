@@ -209,8 +209,8 @@ impl<'b> Pair<'b> {
 
 fn decoder_predicts_from_its_scores_what_the_predictor_predicts(backend: &Backend) {
     let steps = backend.times(150).max(16);
-    // Slots for all blocks, so that what was predicted is there; and for two lists of each row.
-    for slots in [ROWS * MAX_BLOCKS, 2 * ROWS * (MOST + 1)] {
+    // Slots for all blocks, so that what was predicted is there; and for a predicted and a selected list of each row.
+    for slots in [ROWS * MAX_BLOCKS, ROWS * (MOST + K)] {
         let has_all = slots == ROWS * MAX_BLOCKS;
         rounds(1, |rng| {
             let pair = Pair::new(backend, slots);

@@ -1,7 +1,7 @@
 //! A decoder on a tiered cache, a layer for each strategy, against a dictionary of each sequence's tokens and plain formulas.
 //!
-//! Keys and queries are whole numbers, so that scores, and with them every list, are exact. The cache has slots for two steps' lists and no
-//! more, so that blocks come and go all the time. `VANWARD_DECODER_OPERATIONS` sets how many random operations are made, counted as in
+//! Keys and queries are whole numbers, so that scores, and with them every list, are exact. The cache has the slots that ASYNC_TLS
+//! takes, those of two lists, and no more, so that blocks come and go all the time. `VANWARD_DECODER_OPERATIONS` sets how many random operations are made, counted as in
 //! model.rs.
 
 use super::acceptance::{COST, Verdicts};
@@ -46,6 +46,11 @@ pub(super) fn policies() -> [vwd_decoder_policy; LAYERS] {
     ]
 }
 
+/// The slots that ASYNC_TLS takes for so many rows: the list of the step before, with the new token's block, and a selected one.
+fn slots_of(rows: usize) -> u32 {
+    (rows * KV_HEADS * (2 * K + 1)) as u32
+}
+
 pub(super) fn cache_options() -> vwd_kv_cache_options {
     vwd_kv_cache_options {
         layers: LAYERS as u32,
@@ -58,7 +63,7 @@ pub(super) fn cache_options() -> vwd_kv_cache_options {
         max_sequences: NUMBERS as u32,
         max_blocks: MAX_BLOCKS as u32,
         host_blocks: (NUMBERS * MAX_BLOCKS) as u32,
-        slots: (2 * ROWS * KV_HEADS * (AHEAD + 1)) as u32,
+        slots: slots_of(ROWS),
         ..args()
     }
 }
@@ -177,6 +182,8 @@ impl Sequence {
 
 struct World<'b> {
     backend: &'b Backend,
+    /// The most of a step.
+    rows: usize,
     decoder: Decoder,
     // After the decoder, which keeps it alive in any case.
     cache: Cache,
@@ -224,12 +231,14 @@ fn flat(queries: &Queries) -> Vec<f32> {
 }
 
 impl<'b> World<'b> {
-    fn new(backend: &'b Backend) -> World<'b> {
-        let cache = Cache::create(backend, &cache_options());
-        let decoder = create_on(backend, &decoder_options(&policies()), &cache);
+    fn new(backend: &'b Backend, rows: usize, hold: u32) -> World<'b> {
+        let cache = Cache::create(backend, &vwd_kv_cache_options { hold, slots: slots_of(rows), ..cache_options() });
+        let of_policies = policies();
+        let options = vwd_decoder_options { max_rows: rows as u32, ..decoder_options(&of_policies) };
+        let decoder = create_on(backend, &options, &cache);
         let verdicts = Verdicts::new(NUMBERS, BLOCK - 1);
         let [missed, fetched] = [[0; LAYERS]; 2];
-        World { backend, decoder, cache, sequences: vec![], verdicts, operations: 0, missed, fetched, moved: 0 }
+        World { backend, rows, decoder, cache, sequences: vec![], verdicts, operations: 0, missed, fetched, moved: 0 }
     }
 
     fn reset(&mut self, number: u32) {
@@ -587,10 +596,10 @@ impl<'b> World<'b> {
     fn count(&mut self, batch: usize) {
         let details = self.decoder.details();
         for (t, sums) in [(details.missed, &mut self.missed), (details.fetched, &mut self.fetched)] {
-            assert_eq!(t.shape[..3], [LAYERS as i64, ROWS as i64, KV_HEADS as i64]);
-            let mut bytes = vec![0; LAYERS * ROWS * KV_HEADS * 4];
+            assert_eq!(t.shape[..3], [LAYERS as i64, self.rows as i64, KV_HEADS as i64]);
+            let mut bytes = vec![0; LAYERS * self.rows * KV_HEADS * 4];
             self.backend.read(t.data as usize, &mut bytes);
-            for (layer, of_layer) in bytes.chunks(ROWS * KV_HEADS * 4).enumerate() {
+            for (layer, of_layer) in bytes.chunks(self.rows * KV_HEADS * 4).enumerate() {
                 let words = of_layer.chunks(4).take(batch * KV_HEADS);
                 sums[layer] += words.map(|word| u32::from_le_bytes(word.try_into().unwrap()) as u64).sum::<u64>();
             }
@@ -615,7 +624,7 @@ impl<'b> World<'b> {
             which => {
                 let mut taken: Vec<usize> = (0..count).collect();
                 rng.shuffle(&mut taken);
-                taken.truncate(rng.size(1..=ROWS));
+                taken.truncate(rng.size(1..=self.rows));
                 let positions = if which == 6 || rng.one_in(4) { rng.pick(&[3, BLOCK]) } else { 1 };
                 let room = if which == 6 { BLOCK } else { positions };
                 taken.retain(|&n| self.sequences[n].len() + room <= MAX_BLOCKS * BLOCK);
@@ -646,14 +655,15 @@ fn decoder_on_a_cache_attends_what_each_strategy_promises(backend: &Backend) {
     // Sequences need some steps until their blocks have left the tails and the slots.
     let wanted = operations(ROUNDS * backend.times(40_000).max(1200)) / ROUNDS;
     rounds(ROUNDS as u64, |rng| {
-        let mut world = World::new(backend);
+        // A step of one row has all slots in use. The cache's own hold counts for resolves of the engine's alone.
+        let mut world = World::new(backend, rng.pick(&[1, ROWS]), rng.pick(&[1, 2, 3]));
         // More blocks than slots: those that leave a tail have slots at first.
         (1..NUMBERS).for_each(|_| world.join(rng));
         while world.operations < wanted {
             world.operate(rng);
         }
         let World { missed, fetched, moved, .. } = &world;
-        assert!(*moved > 0, "no token of a tree moved");
+        assert!(*moved > 0 || world.rows == 1, "no token of a tree moved");
         assert!(fetched[..DENSE].iter().all(|&n| n > 0), "a layer fetched nothing: {fetched:?}");
         assert!(missed[BY_SCORES] > 0 && missed[FORESEEN] > 0, "nothing was repaired: {missed:?}");
         assert!(missed[SERIAL] + missed[SPARDA] + missed[ASYNC_TLS] == 0, "repaired without repair: {missed:?}");

@@ -6,6 +6,10 @@ use super::*;
 
 pub const CASES: &[Case] = cases![decoder_on_a_cache_errors_name_the_argument,];
 
+fn list_of(ids: &Tensor, counts: &Tensor, slots: &Tensor) -> vwd_block_list {
+    vwd_block_list { ids: ids.c(), counts: counts.c(), slots: slots.c() }
+}
+
 fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     let cache = Cache::create(backend, &cache_options());
     let of_policies = policies();
@@ -48,7 +52,7 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     drop(create_on(backend, &vwd_decoder_options { policy_count: 0, policy: few, ..with_term }, &cache));
     create(vwd_decoder_options { max_positions: 9, ..good }, &["options.max_positions", "9", "8 tokens of a block"]);
     create(vwd_decoder_options { max_rows: 6, ..good }, &["options.max_rows", "6", "5 sequences of the cache"]);
-    create(vwd_decoder_options { max_rows: 4, ..good }, &["options.max_rows", "4 rows", "40", "at most 30", "hold 2"]);
+    create(vwd_decoder_options { max_rows: 4, ..good }, &["options.max_rows", "4 rows", "56 slots", "at most 42"]);
     create(vwd_decoder_options { max_sequences: 4, ..good }, &["options.max_sequences", "4", "5 sequences"]);
     let policy = |policy: vwd_decoder_policy, pieces: &[&str]| {
         create(vwd_decoder_options { policy_count: 0, policy, ..good }, pieces);
@@ -59,10 +63,20 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     policy(vwd_decoder_policy { dense_below: 9, ..past }, &["options.policy.dense_below", "9", "0 for ASYNC_TLS"]);
     policy(vwd_decoder_policy { ratio: 1.5, ..past }, &["options.policy.ratio", "1.5", "ASYNC_TLS"]);
     policy(vwd_decoder_policy { predict: 1, ..past }, &["options.policy.predict", "1", "VANWARD"]);
-    let once = Cache::create(backend, &vwd_kv_cache_options { hold: 1, ..cache_options() });
-    on(&good, &once, &["cache", "hold of 1", "at least 2"]);
-    let serial = vwd_decoder_options { policy_count: 0, policy: vwd_decoder_policy { k: 3, ..POLICY }, ..good };
-    drop(create_on(backend, &serial, &once));
+    // SERIAL and SPARDA take the slots of one list of 3, and of 5 entries, ASYNC_TLS of lists of 4 and 3 entries.
+    let few = Cache::create(backend, &vwd_kv_cache_options { slots: 29, ..cache_options() });
+    for (strategy, rows, slots) in
+        [(VWD_STRATEGY_SERIAL, 4, 24), (VWD_STRATEGY_SPARDA, 2, 20), (VWD_STRATEGY_ASYNC_TLS, 2, 28)]
+    {
+        let policy = vwd_decoder_policy { k: 3, strategy, ..POLICY };
+        let options = vwd_decoder_options { policy_count: 0, policy, max_rows: rows, ..good };
+        drop(create_on(backend, &options, &few));
+        let (rows, slots) = (rows + 1, slots / rows * (rows + 1));
+        let pieces = [&format!("{rows} rows"), &format!("{slots} slots"), "at most 29"];
+        on(&vwd_decoder_options { max_rows: rows, ..options }, &few, &pieces);
+    }
+
+    let plain = Layout::default();
 
     // Without a cache its strategies are refused.
     let mut none = std::ptr::null_mut();
@@ -74,7 +88,22 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     let status = unsafe { vwd_decoder_create_on_cache(backend.session(), &good, std::ptr::null(), &mut none) };
     assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["cache", "NULL"]);
 
+    let resolve = |cap: usize| {
+        let [ids, slots] = [0, 1].map(|_| Tensor::ints(backend, I32, &Array::filled(&[2, 2, cap], 0), &plain));
+        let counts = Tensor::ints(backend, I32, &Array::filled(&[2, 2], 0), &plain);
+        let (numbers, wanted) = (ints(backend, &[-1, -1]), list_of(&ids, &counts, &slots));
+        let resolve = vwd_kv_cache_resolve_args { sequences: numbers.c(), wanted, ..args() };
+        // SAFETY: the arguments are valid, and live until the stream has passed.
+        let status = unsafe { vwd_kv_cache_resolve(cache.0, &resolve, backend.stream()) };
+        backend.finish(VWD_OK);
+        status
+    };
+    assert_ok(resolve(6));
     let decoder = create_on(backend, &good, &cache);
+    // Its lists have up to 30 entries, which may be in use.
+    assert_ok(resolve(4));
+    let pieces = ["wanted.ids: 20 entries", "at most 18 in layer 0", "a decoder on the cache keep 30 slots"];
+    assert_fails(resolve(5), VWD_ERROR_INVALID_ARGUMENT, &pieces);
     // The decoder keeps the cache alive.
     drop(cache);
     let (lens, table) =

@@ -97,7 +97,7 @@ impl<'b> Pair<'b> {
                 max_sequences: ROWS as u32,
                 max_blocks: MAX_BLOCKS as u32,
                 host_blocks: (ROWS * MAX_BLOCKS) as u32,
-                slots: (2 * ROWS * heads[1] * AHEAD) as u32,
+                slots: (ROWS * heads[1] * (AHEAD + K)) as u32,
                 ..sizes.cache()
             },
         );
