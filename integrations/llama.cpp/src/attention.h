@@ -70,7 +70,9 @@ struct Form {
 /** What one context computes attention with, in one memory. */
 class Attention {
   public:
-    explicit Attention(Memory &memory) : memory_(memory), block_(options.block), tokens_(memory), ids_(memory), counts_(memory) {}
+    explicit Attention(Memory &memory)
+        : memory_(memory), block_(options.block), tokens_(memory), ids_(memory), counts_(memory), fresh_first_(memory), fresh_second_(memory),
+          fresh_ints_(memory) {}
 
     /** The whole of it, where the host reads the cache. Returns false, having written nothing that counts, where ggml has to. */
     bool compute(const Node &node, Cache &cache, Layer &layer, vwd_session *session);
@@ -96,7 +98,7 @@ class Attention {
     bool update_late(const std::vector<std::pair<const Node *, const Layer *>> &layers, const Batch &batch, vwd_session *session);
     /** What both would enqueue, but for what the node says. */
     void describe(const Layer &layer, const Batch &batch, Description &description) const;
-    /** Compares what was computed with plain loops; the host reads the memory, and the calls are over. */
+    /** Compares what was computed with plain loops. */
     void check_summaries(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
     void check_results(const Node &node, const Batch &batch);
 
@@ -128,6 +130,9 @@ class Attention {
     std::vector<int32_t> page_table_;
     TokenTable tokens_;
     Array<int32_t> ids_, counts_;
+    /** Summaries that a check makes, and what it makes them by. */
+    Array<uint16_t> fresh_first_, fresh_second_;
+    Array<int32_t> fresh_ints_;
 };
 
 template <typename Begin> void Attention::lay_out(const Node &node, Cache &cache, Batch &batch, TokenTable &tokens, Begin begin_of) {

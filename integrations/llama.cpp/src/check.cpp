@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 namespace vanward {
 
@@ -36,6 +37,42 @@ double element(const char *row, int64_t i, ggml_type type) {
     memcpy(&value, &wide, 4);
     return static_cast<double>(value);
 }
+
+/** A node whose tensors the host reads, once what was called is over. */
+class Shown {
+  public:
+    Shown(const Node &node, Memory &memory) : memory_(memory), shown_(node) {
+        shown_.q = show(node.q);
+        shown_.mask = show(node.mask, ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(node.mask->buffer)));
+        shown_.sinks = node.sinks == nullptr ? nullptr : show(node.sinks);
+        shown_.keys = show(node.keys);
+        shown_.values = show(node.values);
+        shown_.out = show(node.out);
+    }
+
+    const Node &node() const { return shown_; }
+
+  private:
+    ggml_tensor *show(const ggml_tensor *tensor, bool is_on_host = false) {
+        size_t bytes = tensor->nb[0];
+        for (int i = 0; i < GGML_MAX_DIMS; ++i) {
+            bytes += static_cast<size_t>(tensor->ne[i] - 1) * tensor->nb[i];
+        }
+        ggml_tensor &copy = tensors_[used_];
+        copy = *tensor;
+        if (!is_on_host) {
+            copy.data = const_cast<void *>(memory_.read(tensor->data, bytes, data_[used_]));
+        }
+        ++used_;
+        return &copy;
+    }
+
+    Memory &memory_;
+    Node shown_;
+    ggml_tensor tensors_[6];
+    std::vector<char> data_[6];
+    int used_ = 0;
+};
 
 /** Address of a head in a row of a tensor. */
 const char *at(const ggml_tensor *tensor, int64_t row, size_t row_bytes, int64_t head, size_t head_bytes) {
@@ -109,11 +146,13 @@ void Attention::check_summaries(const Node &node, const Layer &layer, const Batc
         const int32_t len = static_cast<int32_t>(tokens);
         Layer fresh(layer.tensor, memory_);
         fresh.pages = pages;
+        std::swap(fresh.first, fresh_first_);
+        std::swap(fresh.second, fresh_second_);
         fresh.first.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.first));
         fresh.second.grow(static_cast<size_t>(pages * PAGE_BLOCKS * node.kv_heads * form.second));
         Batch alone = batch;
         alone.groups = {group};
-        Array<int32_t> all(memory_);
+        Array<int32_t> &all = fresh_ints_;
         all.grow(static_cast<size_t>(1 + tokens));
         all.put(0, &len, 1);
         all.put(1, cells.data(), static_cast<size_t>(tokens));
@@ -126,25 +165,41 @@ void Attention::check_summaries(const Node &node, const Layer &layer, const Batc
         alone.page_step = alone.most_pages = pages;
         const vwd_index index = index_of(node, fresh, alone);
         const vwd_index_update_args update = update_of(index, node, alone);
-        if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
-            failed("vwd_index_update of a check");
-            continue;  // there is nothing to compare with
+        std::vector<char> is_wrong(static_cast<size_t>(blocks), 0), kept_copy, made_copy;
+        const bool is_made = vwd_index_update(session, &update, memory_.stream) == VWD_OK;
+        for (const auto &[kept, made, words] : {std::tuple(&layer.first, &fresh.first, form.first), std::tuple(&layer.second, &fresh.second, form.second)}) {
+            const size_t row = static_cast<size_t>(node.kv_heads * words);
+            for (int64_t page = 0; page < pages && is_made && row > 0; ++page) {
+                const int64_t first = page * PAGE_BLOCKS, count = std::min(PAGE_BLOCKS, blocks - first);
+                auto read = [&](const Array<uint16_t> &from, int64_t block, std::vector<char> &copy) {
+                    return static_cast<const uint16_t *>(
+                        memory_.read(from.data() + static_cast<size_t>(block) * row, static_cast<size_t>(count) * row * 2, copy));
+                };
+                const uint16_t *expected = read(*made, first, made_copy);
+                const uint16_t *found = read(*kept, group.sequence->pages[static_cast<size_t>(page)] * PAGE_BLOCKS, kept_copy);
+                for (int64_t block = 0; block < count; ++block) {
+                    const size_t at = static_cast<size_t>(block) * row;
+                    is_wrong[static_cast<size_t>(first + block)] |= memcmp(found + at, expected + at, row * 2) != 0;
+                }
+            }
         }
-        memory_.wait();
-        for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t page = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)];
-            const int64_t kept = page * PAGE_BLOCKS + block % PAGE_BLOCKS;
-            auto is_same = [&](const Array<uint16_t> &all, const Array<uint16_t> &made, int64_t words) {
-                const int64_t row = node.kv_heads * words;
-                return row == 0 || memcmp(all.data() + kept * row, made.data() + block * row, static_cast<size_t>(row) * 2) == 0;
-            };
-            counters.wrong_summaries += !is_same(layer.first, fresh.first, form.first) || !is_same(layer.second, fresh.second, form.second);
+        if (!is_made) {
+            failed("vwd_index_update of a check");  // there is nothing to compare with
         }
+        counters.wrong_summaries += static_cast<uint64_t>(std::count(is_wrong.begin(), is_wrong.end(), 1));
+        std::swap(fresh.first, fresh_first_);
+        std::swap(fresh.second, fresh_second_);
     }
 }
 
-void Attention::check_results(const Node &node, const Batch &batch) {
+void Attention::check_results(const Node &computed, const Batch &batch) {
     counters.checked += 1;
+    const Shown shown(computed, memory_);
+    const Node &node = shown.node();
+    std::vector<char> ids_copy, counts_copy;
+    const size_t lists = batch.sparse ? batch.groups.size() * static_cast<size_t>(node.kv_heads) : 0;
+    auto *all_ids = static_cast<const int32_t *>(memory_.read(ids_.data(), lists * static_cast<size_t>(batch.most_blocks) * sizeof(int32_t), ids_copy));
+    auto *all_counts = static_cast<const int32_t *>(memory_.read(counts_.data(), lists * sizeof(int32_t), counts_copy));
     for (size_t i = 0; i < batch.groups.size(); ++i) {
         const Placed &group = batch.groups[i];
         const std::vector<int32_t> &cells = group.sequence->cells();
@@ -159,9 +214,9 @@ void Attention::check_results(const Node &node, const Batch &batch) {
             std::vector<int32_t> chosen = seen;
             if (batch.sparse) {
                 const int64_t list = static_cast<int64_t>(i) * node.kv_heads + head / (node.query_heads / node.kv_heads);
-                const int32_t *ids = ids_.data() + list * batch.most_blocks;
+                const int32_t *ids = all_ids + list * batch.most_blocks;
                 chosen.clear();
-                for (int32_t n = 0; n < counts_.data()[list]; ++n) {
+                for (int32_t n = 0; n < all_counts[list]; ++n) {
                     const size_t begin = static_cast<size_t>(ids[n]) * static_cast<size_t>(block_);
                     for (size_t t = begin; t < begin + static_cast<size_t>(block_) && t < seen.size(); ++t) {
                         chosen.push_back(seen[t]);

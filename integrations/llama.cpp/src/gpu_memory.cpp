@@ -224,6 +224,15 @@ void GpuMemory::copy(void *to, const void *from, size_t bytes) {
 
 void GpuMemory::wait() { must(cuda.cuStreamSynchronize(stream), "cuStreamSynchronize"); }
 
+const void *GpuMemory::read(const void *data, size_t bytes, std::vector<char> &copy) {
+    copy.resize(bytes);
+    if (bytes > 0) {
+        must(cuda.cuMemcpyDtoHAsync_v2(copy.data(), reinterpret_cast<uint64_t>(data), bytes, stream), "cuMemcpyDtoHAsync");
+    }
+    wait();
+    return copy.data();
+}
+
 const void *GpuMemory::get(const void *from, size_t bytes) {
     void *staged = stage(bytes);
     must(cuda.cuMemcpyDtoHAsync_v2(staged, reinterpret_cast<uint64_t>(from), bytes, stream), "cuMemcpyDtoHAsync");

@@ -64,6 +64,7 @@ class GpuMemory : public Memory {
     void put(void *to, const void *from, size_t bytes) override;
     void copy(void *to, const void *from, size_t bytes) override;
     void wait() override;
+    const void *read(const void *data, size_t bytes, std::vector<char> &copy) override;
 
     /** Enqueues a copy to the host. What it returns is written once `wait` has returned, and is the caller's until the second `next_step`. */
     const void *get(const void *from, size_t bytes);

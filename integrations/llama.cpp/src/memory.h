@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 namespace vanward {
 
@@ -20,6 +21,8 @@ class Memory {
     virtual void copy(void *to, const void *from, size_t bytes);
     /** Waits for what was called on the stream. */
     virtual void wait() {}
+    /** Where the host reads these bytes, once what was called on the stream is over: there, or in `copy`. */
+    virtual const void *read(const void *data, size_t bytes, std::vector<char> &copy);
 
     /** For tensors and calls of Vanward. */
     int device_type = 1, device_id = 0;

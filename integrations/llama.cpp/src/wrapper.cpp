@@ -414,8 +414,7 @@ bool Wrapper::attend(const Cut &cut) {
         enter();
         for (const Batch &batch : batches_of(cut)) {
             done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session());
-            if (options.check && done && gpu_.is_host()) {
-                memory_->wait();
+            if (options.check && done) {
                 attention_->check_results(cut.node, batch);
                 if (!batch.is_late) {
                     attention_->check_summaries(cut.node, *cut.layer, batch, gpu_.session());
@@ -457,8 +456,7 @@ bool Wrapper::update_late() {
             bool is_updated = false;
             try {
                 is_updated = attention_->update_late(layers, batch, gpu_.session());
-                if (is_updated && options.check && gpu_.is_host()) {
-                    memory_->wait();
+                if (is_updated && options.check) {
                     for (const auto &[node, layer] : layers) {
                         attention_->check_summaries(*node, *layer, batch, gpu_.session());
                     }
