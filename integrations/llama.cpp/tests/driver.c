@@ -11,6 +11,8 @@
  * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
  *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied
+ * beside  the same times for a model on the devices stock=NAME,… and one on the others, by turns in one process; the options are as they are by
+ *         default where variants do not say them
  */
 #define _GNU_SOURCE
 #include "llama_api.h"
@@ -21,7 +23,8 @@
 static const char *model_path, *text_path;
 static int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
 static const char *device_name, *prompter_name, *depths = "4096", *variants = "stock", *logits_path;
-static const char *tracer_path, *trace_path;
+static const char *tracer_path, *trace_path, *stock_name = "CUDA0";
+static int turns = 3;
 static int ubatch = 512, warm = 8, traced = 5;
 static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 static int embeds = 0, pooling = POOLING_OF_MODEL;
@@ -482,15 +485,17 @@ static void embed(void) {
 
 /* ---- bench ---- */
 
-/* Sets the options VANWARD_GGML_* of a variant, such as "minmax/BUDGET=4096/STRATEGY=sparse", and returns its name. */
-static const char *become(char *variant) {
+/* Sets the options VANWARD_GGML_* of a variant, such as "minmax/BUDGET=4096/STRATEGY=sparse", and returns its name. DENSE_BELOW is 0 if `sparse`. */
+static const char *become(char *variant, bool sparse) {
     static const char *const changed[] = {"ENABLED", "STRATEGY", "BUDGET", "DENSE_BELOW", "DENSE_LAYERS", "GRAPHS"};
     char name[64];
     for (size_t i = 0; i < sizeof changed / sizeof *changed; ++i) {
         snprintf(name, sizeof name, "VANWARD_GGML_%s", changed[i]);
         unsetenv(name);
     }
-    setenv("VANWARD_GGML_DENSE_BELOW", "0", 1);
+    if (sparse) {
+        setenv("VANWARD_GGML_DENSE_BELOW", "0", 1);
+    }
     char *saved = NULL;
     const char *variant_name = strtok_r(variant, "/", &saved);
     for (char *option; (option = strtok_r(NULL, "/", &saved)) != NULL;) {
@@ -513,6 +518,8 @@ static const char *become(char *variant) {
     }
     return variant_name;
 }
+
+static int deepest_of(const char *list) { return atoi(strrchr(list, ',') == NULL ? list : strrchr(list, ',') + 1); }
 
 static int by_size(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -567,11 +574,18 @@ static void copy_state(struct llama_context *from, struct llama_context *to, lla
     free(state);
 }
 
+/* Removes from the cache what a variant's steps put there. */
+static void go_back(struct llama_context *context, int here) {
+    for (int s = 0; s < sequences; ++s) {
+        llama_memory_seq_rm(llama_get_memory(context), s, here, -1);
+    }
+}
+
 /* Wall time of a step at each depth for each variant, on one cache; the first sequence's last logits of each are appended to a file. */
 static void bench(void) {
-    int n = 0, done = 0, deepest = atoi(strrchr(depths, ',') == NULL ? depths : strrchr(depths, ',') + 1);
+    int n = 0, done = 0;
     llama_token *tokens = read_tokens(&n);
-    context_size = context_size != 0 ? context_size : sequences * (deepest + warm + count + 256);
+    context_size = context_size != 0 ? context_size : sequences * (deepest_of(depths) + warm + count + 256);
     struct llama_context *context = new_context(model), *prompter = context;
     struct llama_model *prompters_model = NULL;
     const int left = prompter_name != NULL ? 2 : 0; /* tokens that the context computes itself, as Vanward waits for writes of a context */
@@ -598,7 +612,7 @@ static void bench(void) {
         done = here - left;
         char *all_variants = strdup(variants), *saved_variant = NULL;
         for (char *variant = strtok_r(all_variants, ",", &saved_variant); variant != NULL; variant = strtok_r(NULL, ",", &saved_variant)) {
-            const char *name = become(variant);
+            const char *name = become(variant, true);
             double sum = 0;
             for (int i = 0; i < warm + count; ++i) {
                 const double spent = step(context, &batch, tokens, here, i);
@@ -621,9 +635,7 @@ static void bench(void) {
             printf("bench %s %d median_ms %.4f least_ms %.4f mean_ms %.4f\n", name, here, times[count / 2], times[0], sum / count);
             print_counters();
             fflush(stdout);
-            for (int s = 0; s < sequences; ++s) {
-                llama_memory_seq_rm(llama_get_memory(context), s, here, -1);
-            }
+            go_back(context, here);
         }
         free(all_variants);
     }
@@ -641,6 +653,71 @@ static void bench(void) {
     free(all_depths);
     llama_batch_free(batch);
     llama_free(context);
+    free(tokens);
+}
+
+/* Stock and variants by turns, with a warm-up each time. */
+static void beside(void) {
+    enum { MOST = 8 };
+    int n = 0, done = 0;
+    llama_token *tokens = read_tokens(&n);
+    context_size = context_size != 0 ? context_size : sequences * (deepest_of(depths) + warm + count + 256);
+    struct llama_model *stock_model = load_model(stock_name);
+    struct llama_context *context = new_context(model), *stock = new_context(stock_model);
+    struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
+    double *times = malloc((size_t)(MOST * turns * count) * sizeof *times);
+    char *all_depths = strdup(depths), *saved = NULL;
+    for (char *depth_text = strtok_r(all_depths, ",", &saved); depth_text != NULL; depth_text = strtok_r(NULL, ",", &saved)) {
+        const int here = atoi(depth_text);
+        for (int s = 0; s < sequences; ++s) {
+            prefill_from(stock, &batch, tokens + 7 * s, done, here, s);
+            prefill_from(context, &batch, tokens + 7 * s, done, here, s);
+        }
+        done = here;
+        int known = 0;
+        char names[MOST][64];
+        for (int turn = 0; turn < turns; ++turn) {
+            char *all = NULL, *saved_variant = NULL;
+            if (asprintf(&all, "stock,%s", variants) < 0) {
+                fail("no memory");
+            }
+            known = 0;
+            for (char *variant = strtok_r(all, ",", &saved_variant); variant != NULL && known < MOST; variant = strtok_r(NULL, ",", &saved_variant)) {
+                struct llama_context *its = known == 0 ? stock : context;
+                snprintf(names[known], sizeof names[known], "%s", known == 0 ? variant : become(variant, false));
+                double *here_times = times + (known * turns + turn) * count;
+                for (int i = -warm; i < count; ++i) {
+                    const double spent = step(its, &batch, tokens, here, warm + i);
+                    here_times[i < 0 ? 0 : i] = spent;
+                }
+                go_back(its, here);
+                ++known;
+            }
+            free(all);
+        }
+        for (int v = 0; v < known; ++v) {
+            printf("beside %s %d turns", names[v], here);
+            for (int turn = 0; turn < turns; ++turn) {
+                double *here_times = times + (v * turns + turn) * count;
+                qsort(here_times, (size_t)count, sizeof *times, by_size);
+                printf(" %.4f", here_times[count / 2]);
+            }
+            double *all_times = times + v * turns * count, sum = 0;
+            for (int i = 0; i < turns * count; ++i) {
+                sum += all_times[i];
+            }
+            qsort(all_times, (size_t)(turns * count), sizeof *times, by_size);
+            printf(" median_ms %.4f least_ms %.4f mean_ms %.4f\n", all_times[turns * count / 2], all_times[0], sum / (turns * count));
+        }
+        print_counters();
+        fflush(stdout);
+    }
+    free(times);
+    free(all_depths);
+    llama_batch_free(batch);
+    llama_free(context);
+    llama_free(stock);
+    llama_model_free(stock_model);
     free(tokens);
 }
 
@@ -671,7 +748,7 @@ static void compare(void) {
     float *expected = NULL;
     char *all_variants = strdup(variants), *saved = NULL;
     for (char *variant = strtok_r(all_variants, ",", &saved); variant != NULL; variant = strtok_r(NULL, ",", &saved)) {
-        const char *name = become(variant);
+        const char *name = become(variant, true);
         const bool is_first = expected == NULL;
         if (is_first) {
             expected = malloc((size_t)(count * sequences) * row * sizeof *expected);
@@ -724,7 +801,7 @@ static void compare(void) {
 
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|embed|bench|compare|memory [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|embed|bench|beside|compare|memory [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -733,7 +810,7 @@ int main(int argc, char **argv) {
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
                    {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
-                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}, {"retries", &retries}};
+                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}, {"retries", &retries}, {"turns", &turns}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
@@ -744,7 +821,7 @@ int main(int argc, char **argv) {
             const char *name;
             const char **value;
         } texts[] = {{"device", &device_name}, {"prompter", &prompter_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path},
-                     {"tracer", &tracer_path}, {"trace", &trace_path}};
+                     {"tracer", &tracer_path}, {"trace", &trace_path}, {"stock", &stock_name}};
         for (size_t j = 0; equals != NULL && j < sizeof texts / sizeof *texts; ++j) {
             if (strlen(texts[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], texts[j].name, (size_t)(equals - argv[i])) == 0) {
                 *texts[j].value = equals + 1;
@@ -793,6 +870,8 @@ int main(int argc, char **argv) {
         embed();
     } else if (strcmp(command, "bench") == 0) {
         bench();
+    } else if (strcmp(command, "beside") == 0) {
+        beside();
     } else if (strcmp(command, "compare") == 0) {
         compare();
     } else {

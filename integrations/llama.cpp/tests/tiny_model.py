@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a small model with random weights as GGUF: `tiny_model.py FILE [ARCHITECTURE] [CHANNELS OF A HEAD] [SEED]`.
+"""Writes a small model with random weights as GGUF: `tiny_model.py FILE [ARCHITECTURE] [CHANNELS OF A HEAD] [SEED] [WEIGHTS]`.
 
 llama      grouped query heads, the default
 gemma2     a sliding window in every second layer, and soft caps
@@ -8,6 +8,8 @@ bert       an encoder: no KV cache, and every token sees every other one
 t5         an encoder and a decoder that attends to what it encoded, with biases of relative positions
 bloom      ALiBi, a bias of each head for the distance of tokens
 deepseek2  MLA: values are the first channels of the keys
+
+WEIGHTS are f32, or q4_0, of which ggml-cuda has fewer kernels to compile.
 
 Layers, heads and channels are few, so that a test decodes thousands of tokens a second, and grouped as in real models.
 """
@@ -140,7 +142,21 @@ def shapes(architecture, head_dim):
         yield f"blk.{i}.ffn_down.weight", (FEED_FORWARD, embedding)
 
 
-def main(path, architecture, head_dim, seed):
+def is_quantised(name, shape, weights):
+    return weights == "q4_0" and len(shape) > 1 and name.endswith(".weight")
+
+
+def data_of(name, shape, weights, numbers):
+    count, scale = math.prod(shape), 1.6 / shape[0] ** 0.5
+    if is_quantised(name, shape, weights):
+        # Blocks of 32: a scale, and weights uniform in −8 … 7, which have a deviation of 4.6.
+        one = struct.pack("<e", scale / 4.6)
+        return b"".join(one + numbers.randbytes(16) for _ in range(count // 32))
+    is_scale = "norm" in name and name.endswith(".weight")
+    return array.array("f", (1.0 if is_scale else numbers.gauss(0, scale) for _ in range(count))).tobytes()
+
+
+def main(path, architecture, head_dim, seed, weights):
     numbers = random.Random(seed)
     facts = [
         ("general.architecture", STRING, architecture),
@@ -203,20 +219,17 @@ def main(path, architecture, head_dim, seed):
     offset = 0
     for name, shape in tensors:
         header += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
-        header += struct.pack("<IQ", 0, offset)  # float32
-        count = math.prod(shape)
-        offset += (4 * count + 31) // 32 * 32
+        quantised = is_quantised(name, shape, weights)
+        header += struct.pack("<IQ", 2 if quantised else 0, offset)
+        size = math.prod(shape) // 32 * 18 if quantised else 4 * math.prod(shape)
+        offset += (size + 31) // 32 * 32
     with open(path, "wb") as file:
         file.write(header + bytes(-len(header) % 32))
         for name, shape in tensors:
-            count = math.prod(shape)
-            is_scale = "norm" in name and name.endswith(".weight")
-            scale = 1.6 / shape[0] ** 0.5
-            values = (1.0 if is_scale else numbers.gauss(0, scale) for _ in range(count))
-            data = array.array("f", values).tobytes()
+            data = data_of(name, shape, weights, numbers)
             file.write(data + bytes(-len(data) % 32))
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:] + ["llama", "32", "1"][len(sys.argv) - 2 :]
-    main(arguments[0], arguments[1], int(arguments[2]), int(arguments[3]))
+    arguments = sys.argv[1:] + ["llama", "32", "1", "f32"][len(sys.argv) - 2 :]
+    main(arguments[0], arguments[1], int(arguments[2]), int(arguments[3]), arguments[4])

@@ -10,6 +10,8 @@ import numpy
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from tiny_model import F32, STRING, U32, metadata, string
 
+ARRAY, I32 = 9, 5  # types of metadata
+
 EMBEDDING, FEED_FORWARD, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, CONTEXT = 4096, 14336, 32, 8, 128, 128256, 1 << 18
 TYPE_F32, TYPE_Q4_0 = 0, 2
 BLOCK, BLOCK_BYTES = 32, 18  # of Q4_0: a scale in float16, then 32 weights of four bits
@@ -46,6 +48,21 @@ def data_of(shape, numbers):
     return blocks.tobytes()
 
 
+def array(name, kind, values):
+    """Metadata of many values, which are packed."""
+    return string(name) + struct.pack("<IIQ", ARRAY, kind, len(values)) + b"".join(values)
+
+
+def tokenizer():
+    """Words without a meaning, so that llama-server can write its answers."""
+    unknown, control, byte, normal = 2, 3, 6, 1
+    tokens = [("<unk>", unknown), ("<s>", control), ("</s>", control), *((f"<0x{n:02X}>", byte) for n in range(256))]
+    tokens += [(f"w{n} ", normal) for n in range(len(tokens), VOCABULARY)]
+    yield array("tokenizer.ggml.tokens", STRING, [string(text) for text, _ in tokens])
+    yield array("tokenizer.ggml.scores", F32, [struct.pack("<f", 0)] * VOCABULARY)
+    yield array("tokenizer.ggml.token_type", I32, [struct.pack("<i", kind) for _, kind in tokens])
+
+
 def main(path, layers=32):
     facts = [
         ("general.architecture", STRING, "llama"),
@@ -60,10 +77,11 @@ def main(path, layers=32):
         ("llama.rope.freq_base", F32, 500000.0),
         ("llama.vocab_size", U32, VOCABULARY),
         ("general.file_type", U32, 2),
-        ("tokenizer.ggml.model", STRING, "no_vocab"),
+        ("tokenizer.ggml.model", STRING, "llama"),
     ]
+    arrays = list(tokenizer())
     tensors = list(shapes(layers))
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts)) + b"".join(metadata(*fact) for fact in facts)
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts) + len(arrays)) + b"".join(metadata(*fact) for fact in facts) + b"".join(arrays)
     offset = 0
     for name, shape in tensors:
         kind = TYPE_F32 if len(shape) == 1 else TYPE_Q4_0
