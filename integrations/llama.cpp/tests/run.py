@@ -335,16 +335,18 @@ class OnEmulatedGpu(WithRelease):
             "cuEventCreate": ["1"],
             "cuMemHostRegister_v2": ["1", "12", "10+"] if LONG else ["10+"],
             "cuMemcpyHtoDAsync_v2": ["1+", *map(str, range(1, 20))] if LONG else ["1+", "6", "7"],
-            "cuMemcpyDtoHAsync_v2": ["1", "3", "7", "3+"] if LONG else ["3", "7"],
+            "cuMemcpyDtoHAsync_v2": ["1", "2", "3", "2+"] if LONG else ["1", "3"],
             "cuLaunchKernelEx": ["1+", *map(str, range(1, 40, 2)), "20+"] if LONG else ["1+", "2", "20+"],
             "cuStreamSynchronize": ["1", "3", "3+", "20+", "40+"] if LONG else ["1", "20+"],
         }
         arguments = {"depth": 60, "count": 6, "context": 1024, "sequences": 3, "unified": 1}
         stock = self.cases(self.tiny, None, **arguments)
         for function, calls in failures.items():
+            # Checks copy and wait, too, and would be what these fail.
+            check = 0 if function in ["cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"] else 1
             for call in calls:
                 with self.subTest(f"{function}:{call}"):
-                    ours = run(self.release, self.tiny, {**self.COMMON, "BUDGET": "100%"}, "cases", {"VANWARD_EMULATOR_FAIL": f"{function}:{call}"},
+                    ours = run(self.release, self.tiny, {**self.COMMON, "BUDGET": "100%", "CHECK": check}, "cases", {"VANWARD_EMULATOR_FAIL": f"{function}:{call}"},
                                random_text=1, retries=1, **arguments)
                     self.assertEqual(ours["wrong_outputs"] + ours["wrong_tokens"] + ours["wrong_summaries"], 0)
                     self.assertGreater(ours["errors"] + (ours["eager"] == 0), 0)
