@@ -24,6 +24,9 @@
     X(updated, "steps captured in a CUDA graph that was brought up to date")                                                   \
     X(replayed, "steps launched as the CUDA graph of the step before")                                                         \
     X(eager, "steps on a GPU whose kernels were enqueued one by one")                                                          \
+    X(read_ns, "ns in which steps on a GPU waited for masks and numbers of rows")                                              \
+    X(plan_ns, "ns in which the host found the sequences of steps on a GPU, and laid out arrays for them")                     \
+    X(launch_ns, "ns in which the host launched or enqueued steps on a GPU")                                                   \
     X(checked, "attentions that were checked")                                                                                 \
     X(wrong_summaries, "checked blocks whose summary differs")                                                                 \
     X(wrong_tokens, "checked rows that would see other tokens than the mask says")                                             \

@@ -8,6 +8,7 @@
 #include "options.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -66,6 +67,19 @@ bool has_graphs_so(ggml_context *memory) {
 
 /** Whether a tensor is there before the graph is computed. */
 bool is_input(const ggml_tensor *tensor) { return strcmp(ggml.ggml_op_name(tensor->op), "NONE") == 0; }
+
+/** Adds the time in which it lives to a counter. */
+class Timed {
+  public:
+    explicit Timed(std::atomic<uint64_t> &ns) : ns_(ns) {}
+    ~Timed() { ns_ += static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count()); }
+    Timed(const Timed &) = delete;
+    Timed &operator=(const Timed &) = delete;
+
+  private:
+    std::atomic<uint64_t> &ns_;
+    const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
 
 uint64_t print_of_floats(const float *key) {
     return print_of(reinterpret_cast<const char *>(key)) * 31 + print_of(reinterpret_cast<const char *>(key + PRINTED / 2));
@@ -692,6 +706,7 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
     if (!is_ours) {
         return pass_whole(graph);
     }
+    const Timed timed(counters.launch_ns);
     ggml_status status = GGML_STATUS_FAILED;
     try {
         if (run_captured(graph)) {
@@ -719,7 +734,11 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
 bool Wrapper::prepare() {
     ggml.ggml_reset(tensors_);
     alone_ = ggml.ggml_new_graph_custom(tensors_, 8, false);
-    read_inputs();
+    {
+        const Timed timed(counters.read_ns);
+        read_inputs();
+    }
+    const Timed timed(counters.plan_ns);
     if (cuts_.empty() || !make_plans()) {
         counters.passed += cuts_.size();
         return false;

@@ -10,7 +10,8 @@
  * embed   embeddings of a prompt of each sequence, and of steps after it; an encoder has further prompts instead of steps
  * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
- *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied
+ *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied.
+ *         Lines `host` have what the host spent in a step on a GPU
  * beside  the same times for a model on the devices stock=NAME,… and one on the others, by turns in one process; the options are as they are by
  *         default where variants do not say them
  */
@@ -73,7 +74,7 @@ static uint64_t counter(const char *name) {
 static void print_counters(void) {
     static const char *const names[] = {"sparse", "dense", "writes", "passed", "errors", "declined_rows", "declined_short",
                                         "declined_threads", "declined_type", "declined_trained", "declined_early", "stale", "shifts",
-                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "checked",
+                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "read_ns", "plan_ns", "launch_ns", "checked",
                                         "wrong_summaries", "wrong_tokens", "wrong_outputs"};
     printf("counters");
     for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
@@ -574,6 +575,13 @@ static void copy_state(struct llama_context *from, struct llama_context *to, lla
     free(state);
 }
 
+/* What the host spent so far in a part of the steps on a GPU. */
+static uint64_t host_ns(const char *part) {
+    char name[32];
+    snprintf(name, sizeof name, "%s_ns", part);
+    return counter(name);
+}
+
 /* Removes from the cache what a variant's steps put there. */
 static void go_back(struct llama_context *context, int here) {
     for (int s = 0; s < sequences; ++s) {
@@ -613,8 +621,13 @@ static void bench(void) {
         char *all_variants = strdup(variants), *saved_variant = NULL;
         for (char *variant = strtok_r(all_variants, ",", &saved_variant); variant != NULL; variant = strtok_r(NULL, ",", &saved_variant)) {
             const char *name = become(variant, true);
+            static const char *const parts[] = {"read", "plan", "launch"};
+            uint64_t spent_before[3] = {0};
             double sum = 0;
             for (int i = 0; i < warm + count; ++i) {
+                for (size_t part = 0; part < 3 && i == warm; ++part) {
+                    spent_before[part] = host_ns(parts[part]);
+                }
                 const double spent = step(context, &batch, tokens, here, i);
                 if (i >= warm) {
                     times[i - warm] = spent;
@@ -633,6 +646,11 @@ static void bench(void) {
             }
             qsort(times, (size_t)count, sizeof *times, by_size);
             printf("bench %s %d median_ms %.4f least_ms %.4f mean_ms %.4f\n", name, here, times[count / 2], times[0], sum / count);
+            printf("host %s %d", name, here);
+            for (size_t part = 0; part < 3; ++part) {
+                printf(" %s_us %.1f", parts[part], 1e-3 * (double)(host_ns(parts[part]) - spent_before[part]) / count);
+            }
+            printf("\n");
             print_counters();
             fflush(stdout);
             go_back(context, here);
