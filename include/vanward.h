@@ -3348,9 +3348,9 @@ vwd_status vwd_budget_ask(const vwd_budget *budget,
 #define VWD_STRATEGY_SPARDA 4
 
 /**
- * A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
- * repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
- * CUDA, whatever was predicted and however late copies are.
+ * A predicted list is fetched ahead; of the selected list attention reads what is resident while what was missed travels, and repair adds
+ * the missed and the late. Results are those of SERIAL: bit for bit on a CPU session and where slots hold codes, else to the tolerance of
+ * `vwd_repair`, whatever was predicted and however late copies are.
  */
 #define VWD_STRATEGY_VANWARD 5
 
@@ -3487,8 +3487,9 @@ typedef struct {
  * drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
  * accepted    [max_sequences]  int32. Tokens of these that were accepted.
  * selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
- * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
- * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+ * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list; of VANWARD by scores the one for the next step.
+ * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and on the engine's pages not predicted,
+ *                                     on a cache not resident.
  * fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
  *                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
  * Rows that were not sparse have 0.
@@ -3663,7 +3664,7 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD.
  *
  * What a step reads at once has slots: max_rows · Hk · entries ≤ slots of the cache, in the layer with the fewest, whatever the cache's hold. entries
- * is k for SERIAL, ⌈ratio·k⌉ + 1 for SPARDA, 2k + 1 for ASYNC_TLS, and ⌈ratio·k⌉ + 1 + k for VANWARD, or one less by scores; with the longest
+ * is k for SERIAL, 2k + 1 for ASYNC_TLS, and ⌈ratio·k⌉ + 1 for SPARDA and VANWARD, or one less by scores; with the longest
  * selected list of all layers for k, forced blocks where they are more than a list's, and at least 2. A step may give away the slots of
  * lists that the caller resolved before it. A resolve of the caller's own, once there is such a decoder, may name no more entries than
  * slots − (hold − 1) · the longest of the decoder's lists, max_rows · Hk · its entries, where that is less than slots / hold.

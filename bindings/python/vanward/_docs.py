@@ -1435,8 +1435,9 @@ acceptance  [max_sequences]  float32. The estimated probability that a drafted t
 drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
 accepted    [max_sequences]  int32. Tokens of these that were accepted.
 selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
-predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
-missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list; of VANWARD by scores the one for the next step.
+missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and on the engine's pages not predicted,
+                                    on a cache not resident.
 fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 Rows that were not sparse have 0.
@@ -1476,7 +1477,7 @@ The others are as in `vwd_decoder_create`. Options of the layers, heads, channel
 pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD.
 
 What a step reads at once has slots: max_rows · Hk · entries ≤ slots of the cache, in the layer with the fewest, whatever the cache's hold. entries
-is k for SERIAL, ⌈ratio·k⌉ + 1 for SPARDA, 2k + 1 for ASYNC_TLS, and ⌈ratio·k⌉ + 1 + k for VANWARD, or one less by scores; with the longest
+is k for SERIAL, 2k + 1 for ASYNC_TLS, and ⌈ratio·k⌉ + 1 for SPARDA and VANWARD, or one less by scores; with the longest
 selected list of all layers for k, forced blocks where they are more than a list's, and at least 2. A step may give away the slots of
 lists that the caller resolved before it. A resolve of the caller's own, once there is such a decoder, may name no more entries than
 slots − (hold − 1) · the longest of the decoder's lists, max_rows · Hk · its entries, where that is less than slots / hold.
