@@ -4,8 +4,8 @@
 //   cache_give   one CTA, or a cluster: gives a slot to each claimed run, and writes it to all entries of the run
 //
 // Slots are given away by the clock algorithm: a hand goes over the slots, gives away those that no resolve has named since it last passed,
-// and takes that chance from the others. A run that one of the last `hold` resolves has named keeps its slot in any case. A call names at
-// most slots / hold runs, so two rounds of the hand find enough slots.
+// and takes that chance from the others. A run that one of the last `hold` resolves has named keeps its slot in any case. A call names no
+// more runs than the resolves before, as many as `hold` less one, leave slots, so two rounds of the hand find enough slots.
 //
 // The warps of all CTAs take turns at the slots from the hand on, a slot per lane and turn, so that the slots to give are spread over the
 // cluster however few they are. Phases of a round of cache_give:
@@ -19,7 +19,7 @@
 // which slots may go, and one to give it a slot. Parameters, and memory that the previous kernel does not write, are prefetched before that
 // kernel ends.
 //
-// On entry: at most max_sequences sequences; the capacity of all lists together (`entries`) is at most slots / hold.
+// On entry: at most max_sequences sequences; the capacity of all lists together (`entries`) is at most what `hold` − 1 calls as large leave of the slots.
 //
 // targets: compute_80, compute_90
 

@@ -37,7 +37,7 @@ struct Options {
     /** Whether everything is checked against plain loops; for tests. */
     bool check = false;
 
-    int64_t dense_below_on(bool gpu) const { return dense_below >= 0 ? dense_below : gpu ? 8192 : 4096; }
+    int64_t dense_below_on(bool gpu) const { return dense_below >= 0 ? dense_below : gpu ? 12288 : 4096; }
 
     bool is_dense(int layer) const {
         for (int each : dense_layers) {

@@ -98,12 +98,12 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
         backend.finish(VWD_OK);
         status
     };
-    assert_ok(resolve(6));
+    assert_ok(resolve(5));
     let decoder = create_on(backend, &good, &cache);
     // Its lists have up to 30 entries, which may be in use.
-    assert_ok(resolve(4));
-    let pieces = ["wanted.ids: 20 entries", "at most 18 in layer 0", "a decoder on the cache keep 30 slots"];
-    assert_fails(resolve(5), VWD_ERROR_INVALID_ARGUMENT, &pieces);
+    assert_ok(resolve(3));
+    let pieces = ["wanted.ids: 16 entries", "at most 12 in layer 0", "a decoder on the cache keep 30 slots"];
+    assert_fails(resolve(4), VWD_ERROR_INVALID_ARGUMENT, &pieces);
     // The decoder keeps the cache alive.
     drop(cache);
     let (lens, table) =
