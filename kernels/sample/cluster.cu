@@ -149,11 +149,6 @@ template <uint32 TYPE> struct WarpPart {
     }
 };
 
-// Waits for the warps of a team. Other teams may still wait for their segments.
-__device__ inline void sync_team(uint32 team, uint32 team_warps) {
-    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(team + 1), "r"(team_warps * WARP) : "memory");
-}
-
 // Finds what a warp has of its segment, and tells the cluster.
 template <uint32 TYPE> __device__ inline void take_part(RowShared &shared, const WarpPart<TYPE> &part, const Barrier &copied, bool is_there, uint32 past,
                                                           bool is_greedy, uint32 team_warps) {
@@ -168,7 +163,7 @@ template <uint32 TYPE> __device__ inline void take_part(RowShared &shared, const
     }
     uint32 key = __reduce_max_sync(FULL_WARP, key_of(largest));
     if (lane == 0) shared.largest[warp] = key;
-    sync_team(warp >> log2_of(team_warps), team_warps);
+    __syncthreads();
     key = __reduce_max_sync(FULL_WARP, shared.largest[(warp & ~(team_warps - 1)) | (lane & (team_warps - 1))]);
     largest = number_of(key);
     uint64 sum = 0;
