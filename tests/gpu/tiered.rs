@@ -210,11 +210,11 @@ impl<'b> Side<'b> {
         assert_ok(unsafe { vwd_session_reserve(self.backend.session().cast_mut(), self.backend.stream(), bytes) });
     }
 
-    /// A step; each layer is foreseen where the layer before it begins.
+    /// A step. Layer 1 is foreseen and attended first, without a layer between; layer 2 is foreseen before layer 0 is attended.
     fn enqueue(&self) {
         self.begin(&self.step());
-        for layer in 0..LAYERS {
-            for ahead in if layer == 0 { 0..2 } else { layer + 1..LAYERS.min(layer + 2) } {
+        for (layer, foreseen) in [(1, vec![1]), (0, vec![0, 2]), (2, vec![])] {
+            for ahead in foreseen {
                 let foresee = vwd_decoder_foresee_args { layer: ahead as u32, q: self.layers[ahead][3].c(), ..args() };
                 let stream = self.backend.stream();
                 // SAFETY: the tensors outlive the stream's work.

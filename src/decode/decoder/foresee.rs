@@ -80,7 +80,11 @@ impl Decoder {
         if self.tiered.is_none() {
             return Ok(());
         }
-        self.to_fetch.lock().push(layer.number);
+        let mut to_fetch = self.to_fetch.lock();
+        if !to_fetch.contains(&layer.number) {
+            to_fetch.push(layer.number);
+        }
+        drop(to_fetch);
         let waits = layer.number > layer.step.attended;
         if waits { Ok(()) } else { self.fetch_foreseen(stream) }
     }

@@ -312,7 +312,10 @@ impl Decoder {
     }
 
     pub fn attend(&self, c: &vwd_decoder_attend_args, stream: vwd_stream) -> Result<()> {
-        Attend::new(self, c)?.run(stream)?;
+        let attend = Attend::new(self, c)?;
+        // The layer fetches by itself what was foreseen of it.
+        self.to_fetch.lock().retain(|&layer| layer != c.layer as usize);
+        attend.run(stream)?;
         if let Some(step) = &mut *self.step.lock() {
             step.attended = c.layer as usize + 1;
         }
