@@ -380,8 +380,8 @@ impl Attend<'_> {
     }
 
     /// VANWARD, whose blocks were fetched ahead: attention over what is resident of the selection while the rest travels, and repair. A CPU session
-    /// makes copies in the call, and then attends the selection in one pass. So does CUDA where slots hold codes: their attention takes less time
-    /// than their repair.
+    /// makes copies in the call, and then attends the selection in one pass. So does CUDA where slots hold codes, since attention and repair of
+    /// codes took longer together.
     pub fn attend_resident(&self, with_scores: bool, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let (layer, session) = (&self.layer, &self.layer.decoder.session);
         self.summarise(stream)?;
