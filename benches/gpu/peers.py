@@ -239,8 +239,9 @@ class Chain:
         return self.verify(i, self.target[i])
 
     def verify(self, i, target):
+        """What is committed; the two counts beside it are `accepted` and `emitted`."""
         return flashinfer.sampling.chain_speculative_sampling(self.draft[i], self.case.draft[i], target, self.accepted, self.emitted,
-                                                              seed=self.seed, offset=self.offset)
+                                                              seed=self.seed, offset=self.offset)[0]
 
     def with_softmax(self, i):
         logits = self.case.logits[i]
