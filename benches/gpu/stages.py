@@ -8,10 +8,9 @@ all keys and values in device memory.
 
 `stage` rows say, in microseconds from the layer's beginning, when the first kernel of a stage starts and the last one ends; `busy` is how long its kernels
 run. They are medians of the layers whose stages are those of most layers (`same` of `of`, in `layer`), without the first and the last layer of each step. `part`
-counts the times that a stage occurs: VANWARD finds and gives slots for its foreseen list (1) and for the selected one (2). `ahead` is done for the
-next layer (SPARDA, VANWARD by FORESEEN), or for the same layer of the next step. `layer` rows have the layer's time in the trace, from one beginning to
-the next; `graph`, the same in a graph without the profiler; and `path`, the trace's time from the start of the append to the end of attention, or of the
-repair.
+counts the times that a stage occurs. `ahead` is done for the next layer (SPARDA, VANWARD by FORESEEN), or for the same layer of the next step. `layer` rows
+have the layer's time in the trace, from one beginning to the next; `graph`, a layer's share of a graph of all steps and layers without the profiler; and
+`path`, the trace's time from the start of the append to the end of attention, or of the repair.
 
 The profiler makes kernels longer, and lets none start before the one ahead of it on its stream has ended, as some do otherwise. An empty kernel marks where
 a layer begins. So stages are there to be compared with each other; what a step takes, tiered_decoder.py says.
@@ -59,10 +58,11 @@ def parts_of(layer):
     """
     The stages of a layer's kernels, which are (start, end, name) in the order of their starts: {(stage, ahead, part): kernels}.
 
-    A list that is made ahead begins with decoder_take, decoder_remember or predictor_update. The kernels that then give it slots, and the one that
-    copies its blocks, run once for it; where they run again they are for a list of the layer's own.
+    A list that is made ahead begins with decoder_take, decoder_remember or predictor_update. The kernels that then give it slots run once for it; where
+    they run again they are for a list of the layer's own. Blocks of a list made ahead are copied after those of the layer's own, whose copy is the first
+    one after the kernels that give it slots.
     """
-    found, ahead, is_foreseeing, has_appended = {}, set(), False, False
+    found, ahead, is_foreseeing, has_appended, to_copy = {}, set(), False, False, False
     for start, end, name in layer:
         stage = stage_of(name)
         is_ahead = False
@@ -77,9 +77,14 @@ def parts_of(layer):
             is_ahead = is_foreseeing
         elif name.startswith("predictor_predict"):
             is_ahead = "update" in ahead
-        elif stage in ("find, give", "copies") and "list" in ahead and name not in ahead:
+        elif stage == "find, give" and "list" in ahead and name not in ahead:
             is_ahead = True
             ahead.add(name)
+        elif stage == "find, give":
+            to_copy = True
+        elif stage == "copies":
+            is_ahead = "list" in ahead and not to_copy
+            to_copy = False
         if name == "decoder_complete":
             is_foreseeing = False
         if name in ("decoder_complete", "decoder_remember"):
