@@ -107,25 +107,41 @@ Layer &Cache::layer(const ggml_tensor *keys) {
     return *find_layer(keys);
 }
 
-void Cache::written(Layer &layer, int64_t row) {
-    if (row < 0 || row >= cells_ * streams_) {
-        return;
-    }
+int64_t Cache::written(Layer &layer, int64_t first, int64_t count) {
+    int64_t lost = 0;
     for (auto &sequence : sequences_) {
-        if (sequence->stream() != row / cells_) {
-            continue;
+        const int64_t base = sequence->stream() * cells_, end = std::min(first + count, base + cells_);
+        int32_t oldest = INT32_MAX;
+        for (int64_t row = std::max(first, base); row < end; ++row) {
+            const int32_t token = sequence->token_in(row - base);
+            oldest = token < 0 ? oldest : std::min(oldest, token);
         }
-        int32_t token = sequence->token_in(row % cells_);
-        auto known = token < 0 ? layer.known.end() : layer.known.find(sequence->name);
-        if (known != layer.known.end()) {
-            known->second.summarised = std::min<int64_t>(known->second.summarised, token);
+        auto known = oldest == INT32_MAX ? layer.known.end() : layer.known.find(sequence->name);
+        if (known != layer.known.end() && known->second.summarised > oldest) {
+            lost += known->second.summarised - oldest;
+            known->second.summarised = oldest;
         }
     }
+    return lost;
 }
 
 void Cache::written(int64_t row) {
     for (auto &layer : layers_) {
-        written(*layer, row);
+        written(*layer, row, 1);
+    }
+}
+
+void Cache::overwritten(const char *begin, size_t bytes) {
+    const Layer *counted = witness();
+    for (auto &layer : layers_) {
+        const char *end = std::min(begin + bytes, layer->row(cells_ * streams_));
+        if (begin >= end || end <= layer->data) {
+            continue;
+        }
+        const size_t first = begin <= layer->data ? 0 : static_cast<size_t>(begin - layer->data) / layer->row_bytes;
+        const size_t last = static_cast<size_t>(end - 1 - layer->data) / layer->row_bytes;
+        const int64_t lost = written(*layer, static_cast<int64_t>(first), static_cast<int64_t>(last - first + 1));
+        counters.stale += layer.get() == counted ? static_cast<uint64_t>(lost) : 0;
     }
 }
 
@@ -285,9 +301,11 @@ void Cache::look_for_changes(Sequence &sequence) {
     }
 }
 
-std::shared_ptr<Cache> find_cache(const ggml_tensor *root) {
+std::shared_ptr<Cache> find_cache(const ggml_tensor *root) { return find_cache(root->buffer); }
+
+std::shared_ptr<Cache> find_cache(ggml_backend_buffer_t buffer) {
     std::lock_guard<std::mutex> guard(caches_mutex);
-    auto found = caches().find(root->buffer);
+    auto found = caches().find(buffer);
     return found == caches().end() ? nullptr : found->second;
 }
 

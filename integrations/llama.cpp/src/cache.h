@@ -1,6 +1,7 @@
 // What is known about a KV cache of llama.cpp: its sequences, and the summaries of each layer's keys.
 #pragma once
 
+#include "ggml-backend.h"
 #include "memory.h"
 #include "sequence.h"
 
@@ -95,9 +96,12 @@ class Cache {
     Layer &layer(const ggml_tensor *keys);
     Layer *find_layer(const ggml_tensor *keys);
 
-    /** Notes that the key in `row`, counted over all streams, was written: in one layer, or in each. */
-    void written(Layer &layer, int64_t row);
+    /** Notes that keys were written, in rows that are counted over all streams. Returns how many tokens are summarised no more. */
+    int64_t written(Layer &layer, int64_t first, int64_t count);
+    /** Notes that a row was written in each layer. */
     void written(int64_t row);
+    /** Notes that these bytes of the cache were written outside of graphs. */
+    void overwritten(const char *begin, size_t bytes);
     /** Forgets all summaries. */
     void forget();
 
@@ -141,6 +145,7 @@ class Cache {
 
 /** The cache that holds a tensor, by its buffer. Thread-safe. */
 std::shared_ptr<Cache> find_cache(const ggml_tensor *root);
+std::shared_ptr<Cache> find_cache(ggml_backend_buffer_t buffer);
 /** The same; made, if need be, for keys or values of this many cells and streams. */
 std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner, Memory &memory);
 /** Forgets the caches that a context used last. */

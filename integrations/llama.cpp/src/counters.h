@@ -16,7 +16,7 @@
     X(declined_type, "attentions left to ggml: another type of cache, shape or bias")                                          \
     X(declined_trained, "attentions left to ggml: the model selects by itself")                                                \
     X(declined_early, "attentions left to ggml: the cache was not written yet")                                                \
-    X(stale, "tokens whose summaries were made anew, since their keys had changed unseen")                                     \
+    X(stale, "tokens whose summaries were made anew, since their keys had changed outside of graphs")                         \
     X(shifts, "shifts of keys")                                                                                                \
     X(sequences, "sequences of visible tokens that were begun")                                                                \
     X(summarised, "tokens that were summarised")                                                                               \

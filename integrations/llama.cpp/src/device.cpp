@@ -194,7 +194,7 @@ bool Context::write(ggml_tensor *op) {
         Layer &layer = cache->layer(root);
         layer.blind = false;
         for (int64_t i = 0; i < rows->ne[1]; ++i) {
-            cache->written(layer, numbers[i]);
+            cache->written(layer, numbers[i], 1);
         }
     }
     counters.writes += 1;

@@ -8,12 +8,19 @@
 #include "options.h"
 #include "wrapper.h"
 
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
 
 namespace vanward {
+
+// watch.cpp, which is compiled once, replaces functions of buffers as version 2 has them.
+static_assert(offsetof(ggml_backend_buffer, iface) == 0 && offsetof(ggml_backend_buffer_i, memset_tensor) == 3 * sizeof(void *) &&
+                  offsetof(ggml_backend_buffer_i, set_tensor_2d) == 6 * sizeof(void *) && offsetof(ggml_backend_buffer_i, cpy_tensor) == 8 * sizeof(void *) &&
+                  sizeof(ggml_backend_buffer_i) == 11 * sizeof(void *),
+              "buffers of this version are laid out in another way");
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml_calls.h"
 #include "options.h"
+#include "watch.h"
 
 #include <algorithm>
 #include <chrono>
@@ -297,6 +298,7 @@ bool Wrapper::make_plans() {
         std::lock_guard<std::mutex> guard(cache->mutex);
         cut.layer = &cache->layer(node.keys);
         if (attention_->is_sparse(*cut.layer)) {
+            watch(node.keys->buffer);
             plans_[i].sparse_layers.push_back(cut.layer);
         } else {
             plans_[i].has_dense_layers = true;
@@ -352,6 +354,9 @@ bool Wrapper::is_left() {
     }
     short_.rows = cuts_[0].node.rows * cuts_[0].node.streams;
     short_.attentions = cuts_.size();
+    if (short_.longest <= attention_->dense_up_to()) {
+        forget();  // steps like it are not looked at, and what they write is not followed; short sequences need no summaries
+    }
     return true;
 }
 
@@ -526,7 +531,7 @@ void Wrapper::look_for_changes(Plan &plan) {
         const bool grew = sequence.seen_version == sequence.version() && sequence.seen_size + group.rows == sequence.size();
         sequence.seen_version = sequence.version();
         sequence.seen_size = sequence.size();
-        if (layer == nullptr || (grew && !options.check && plan.cache->steps() % STEPS_BETWEEN_CHECKS != 0)) {
+        if (layer == nullptr || (grew && plan.cache->steps() % STEPS_BETWEEN_CHECKS != 0)) {
             continue;
         }
         Known &known = layer->of(sequence);

@@ -6,6 +6,7 @@
  * score   decodes a text with each token given, and prints the loss, the top tokens and what Vanward counted
  * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
+ * restore steps of a sequence, whose saved state then replaces one of the same length, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
  * embed   embeddings of a prompt of each sequence, and of steps after it; an encoder has further prompts instead of steps
  * compare steps for several settings of Vanward's options on one cache: how many logits differ, and the top tokens
@@ -397,6 +398,51 @@ static void random_run(void) {
         free(slots.saved[s]);
     }
     print_counters();
+}
+
+/* ---- restore ---- */
+
+static void some_steps(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int from, llama_seq_id id) {
+    for (int i = from; i < from + count; ++i) {
+        push(batch, tokens[i], i, id, true);
+        if (decode(context, batch) != 0) {
+            fail("a token could not be decoded");
+        }
+    }
+}
+
+/* Keys change while sequences seem to grow by one token a step: a state is restored, and a sequence copied, over one of the same length. */
+static void restore(void) {
+    int n = 0;
+    const llama_token *tokens = read_tokens(&n);
+    sequences = 2;
+    struct llama_context *context = new_context(model);
+    struct llama_memory *memory = llama_get_memory(context);
+    struct llama_batch batch = llama_batch_init(512, 0, 1);
+    prefill(context, &batch, tokens, depth, 0);
+    some_steps(context, &batch, tokens, depth, 0);
+    const size_t bytes = llama_state_seq_get_size(context, 0);
+    uint8_t *saved = malloc(bytes);
+    llama_state_seq_get_data(context, saved, bytes, 0);
+    for (llama_seq_id id = 0; id < 2; ++id) { /* other tokens, as many */
+        llama_memory_seq_rm(memory, id, -1, -1);
+        prefill(context, &batch, tokens + 1000, depth, id);
+        some_steps(context, &batch, tokens + 1000, depth, id);
+    }
+    print_counters();
+    llama_memory_seq_rm(memory, 0, -1, -1);
+    if (llama_state_seq_set_data(context, saved, bytes, 0) == 0) {
+        fail("the state could not be restored");
+    }
+    some_steps(context, &batch, tokens, depth + count, 0);
+    llama_memory_seq_rm(memory, 0, depth + count, -1);
+    llama_memory_seq_rm(memory, 1, -1, -1);
+    llama_memory_seq_cp(memory, 0, 1, -1, -1);
+    some_steps(context, &batch, tokens, depth + count, 1);
+    print_counters();
+    free(saved);
+    llama_batch_free(batch);
+    llama_free(context);
 }
 
 /* ---- cases ---- */
@@ -819,7 +865,7 @@ static void compare(void) {
 
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|embed|bench|beside|compare|memory [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|restore|cases|embed|bench|beside|compare|memory [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -882,6 +928,8 @@ int main(int argc, char **argv) {
         score(strcmp(command, "steps") == 0);
     } else if (strcmp(command, "random") == 0) {
         random_run();
+    } else if (strcmp(command, "restore") == 0) {
+        restore();
     } else if (strcmp(command, "cases") == 0) {
         cases();
     } else if (strcmp(command, "embed") == 0) {

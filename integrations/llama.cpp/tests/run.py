@@ -117,6 +117,13 @@ class WithRelease:
         self.assertGreater(out["declined_short"], 0)
         self.assertGreater(out["sparse"], 0)
 
+    def test_what_replaces_a_sequence_of_the_same_length_is_noticed(self):
+        for unified in [0, 1]:
+            out = run(self.release, self.tiny, {**self.COMMON, "DENSE_BELOW": 0}, "restore", depth=150, count=5, context=1024, unified=unified, random_text=1)
+            self.assertEqual(out["wrong_summaries"] + out["wrong_tokens"] + out["wrong_outputs"] + out["errors"] + out["passed"], 0)
+            self.assertGreater(out["sparse"], 0)
+            self.assertGreater(out["stale"], 0)
+
     @unittest.skipUnless(LONG, "make test-llama runs it")
     def test_random_operations_on_two_threads(self):
         self.random_operations(self.tiny, {"THREADS": 2}, 1000, 400, threads=2)
@@ -431,6 +438,12 @@ class Graphs(unittest.TestCase):
 
     def test_captures_are_updated_launched_and_given_up(self):
         self.play("captures")
+
+
+class Writes(unittest.TestCase):
+    def test_what_is_written_outside_of_graphs_is_no_longer_summarised(self):
+        done = subprocess.run([BUILD / "llama-writes"], stdout=subprocess.PIPE, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout)
 
 
 class Picture(unittest.TestCase):
