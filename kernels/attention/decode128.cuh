@@ -24,8 +24,20 @@
 #include "attention/decode128_rows16.cuh"
 #include "attention/decode128_rows8.cuh"
 
+// What the states of a call begin with that joins nothing to what its lists name. Another call has a term for what they leave out
+// (attention_remainder/decode128.cuh).
+struct NoTerm {
+    using Params = AttentionParams;
+    static constexpr bool EXISTS = false;
+
+    __device__ NoTerm(const AttentionParams &, const WorkItem &, uint32, uint32, char *) {}
+    __device__ void prefetch_first_reads() const {}
+    __device__ void request_row() {}
+    __device__ void request() {}
+};
+
 // One CTA. Its phases: prefetch_first_reads, request_entries, stream_tiles, join_and_write.
-template <typename Form>
+template <typename Form, typename Term = NoTerm>
 struct Decode128 {
     using Compute = typename Form::Compute;
     using Join = typename Form::Join;
@@ -42,6 +54,7 @@ struct Decode128 {
     char *warp_memory;
     UnitTotal<Compute> total;
     typename Form::Queries queries;
+    Term term;
     const char *q_len, *list_count;
     bool has_partials, adds_up_units;
     uint32 unit_tiles, stages;
@@ -53,14 +66,15 @@ struct Decode128 {
     uint32 fully_seen, is_fully_seen;  // bit n: of the 32 tiles that are located, tile n; of the stages, stage n
 
     // Finds every address that parameters alone decide.
-    __device__ Decode128(const AttentionParams &p, const WorkItem &item, uint32 number, uint32 ctas, char *shared, typename Join::Shared &states)
+    __device__ Decode128(const AttentionParams &p, const typename Term::Params &all, const WorkItem &item, uint32 number, uint32 ctas, char *shared,
+                         typename Join::Shared &states)
         : p(p), compute(p, shared, 0), item(item), ctas(ctas), rank(blockIdx.x - number * ctas), lane(compute.lane), join(p, item, states, shared, ctas, rank, number), log_share(p.log_share),
           log_teams(LOG_WARPS - log_share), first((compute.warp >> log_share) * ctas + rank), step_units(ctas << log_teams),
           tiles(p, item, first, step_units, compute.warp & ((1 << log_share) - 1)), warp_memory(Form::warp_memory(p, shared, compute.warp)),
-          total(warp_memory), queries(p, item, lane, Form::queries_memory(p, shared, warp_memory)),
+          total(warp_memory), queries(p, item, lane, Form::queries_memory(p, shared, warp_memory)), term(all, item, rank, ctas, shared),
           q_len(pin_in_register(p.q_lens.data ? p.q_lens.at(item.seq) : tiles.length)),
           list_count(pin_in_register(p.ids.data ? p.counts.at(item.seq, item.position, item.head) : tiles.length)),
-          has_partials(p.partials.acc.data), adds_up_units(has_partials && p.most_units > step_units),
+          has_partials(!Term::EXISTS && p.partials.acc.data), adds_up_units(has_partials && p.most_units > step_units),
           unit_tiles(adds_up_units ? pin_in_register(p.unit_tiles.value) : ~0u),
           stages(Form::MOST_STAGES > Form::LEAST_STAGES ? pin_in_register(p.stages) : Form::LEAST_STAGES),
           ring(shared + compute.warp * stages * STAGE) {}
@@ -73,15 +87,18 @@ struct Decode128 {
         preload_parameter(p.start.acc.data);
         tiles.prefetch_first_reads(compute.warp);
         queries.prefetch(compute.warp);
+        term.prefetch_first_reads();
     }
     // Requests entries, lengths and queries together, then pages, and finds where the warp's first 32 tiles lie.
     __device__ void request_entries() {
         tiles.request();
+        term.request_row();
         const int32 length = load_word(tiles.length), rows_seen = load_word(q_len), listed = load_word(list_count);
         if constexpr (Form::Queries::SHARED_BY_WARPS) queries.request();
         reach = Reach::of(p, item, clamped(length, p.token_capacity), p.q_lens.data ? clamped(rows_seen, p.positions) : p.positions);
         tiles.request_page(reach);
         if constexpr (!Form::Queries::SHARED_BY_WARPS) queries.request();
+        term.request();
         entries = p.ids.data ? clamped(listed, p.list_capacity) : 0;
         units = units_of(p, reach, entries);
         count = units > first ? (p.ctas.divide((units - first - 1) >> log_teams) + 1) * p.unit_tiles.value : 0;
@@ -131,7 +148,7 @@ struct Decode128 {
                     queries.to_registers(compute);
                     if (adds_up_units) total.clear();
                 }
-                Form::attend(compute, ring + at * STAGE, is_fully_seen >> at & 1, part == 0);
+                Form::attend(compute, ring + at * STAGE, is_fully_seen >> at & 1, part == 0 && !Term::EXISTS);
                 __syncwarp();
             }
             if (step < count) request_tile(step, at);
@@ -139,6 +156,10 @@ struct Decode128 {
             end_copies();
             if constexpr (Form::MOST_STAGES > Form::LEAST_STAGES) at = at + 1 == stages ? 0 : at + 1;
             else at = (at + 1) % Form::LEAST_STAGES;
+            if constexpr (Term::EXISTS) {
+                // Tiles are on their way.
+                if (step + 1 == stages) term.begin(compute, shared_address(warp_memory), reach);
+            }
             // The ring is full again before a unit is done with.
             if (step >= stages && ++part == unit_tiles) {
                 compute.finish();
@@ -150,7 +171,7 @@ struct Decode128 {
                 compute.clear();
             }
         }
-        if (count && !adds_up_units) compute.finish();
+        if ((count || Term::EXISTS) && !adds_up_units) compute.finish();
         else if (count) total.template add<true>(compute);
     }
     // Warps join, then the work item's CTAs; results are written, and partials of units that warps shared.
@@ -159,16 +180,16 @@ struct Decode128 {
     uint32 entries;  // of the list
 };
 
-template <typename Form>
-__device__ inline void attention_decode128(const AttentionParams &p) {
+template <typename Form, typename Term = NoTerm>
+__device__ inline void attention_decode128(const AttentionParams &p, const typename Term::Params &all) {
     extern __shared__ __align__(128) char shared[];
     __shared__ typename Form::Join::Shared states;
     __shared__ uint32 words[WARP];
     Form::Queries::open();
-    request_parameters(p, words);
+    request_parameters(all, words);
     const uint32 number = p.ctas.divide(blockIdx.x), ctas = pin_in_register(p.ctas.value);
     const WorkItem item = work_item_of(p, number);
-    Decode128<Form> cta(p, item, number, ctas, shared, states);
+    Decode128<Form, Term> cta(p, all, item, number, ctas, shared, states);
     cta.prefetch_first_reads();
     if constexpr (Form::Queries::SHARED_BY_WARPS) __syncthreads();  // the queries' barrier is open
     allow_next_kernel();
@@ -180,5 +201,5 @@ __device__ inline void attention_decode128(const AttentionParams &p) {
 
 #define DECODE128_KERNEL(name, ...)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ AttentionParams p) { \
-        attention_decode128<__VA_ARGS__>(p);                                                            \
+        attention_decode128<__VA_ARGS__>(p, p);                                                         \
     }

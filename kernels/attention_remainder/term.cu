@@ -1,4 +1,4 @@
-// Joins what a list leaves out to the states that attention has written, and writes its results again.
+// Joins what a list leaves out to the states that attention has written, and writes its results again, where attention does not join it itself (decode128.cuh).
 //
 //   t = mean_v + ½·scale·covarianceᵀ·q · m' = max(m, log_mass) · l' = l·e^(m−m') + e^(log_mass−m') · acc' = acc·e^(m−m') + t·e^(log_mass−m')
 //   out = acc' / (l' + e^(sink − m')) · lse = m' + ln l'
@@ -14,35 +14,18 @@
 // targets: compute_80, compute_90
 
 #include "attention/join.cuh"
+#include "attention_remainder/params.cuh"
 #include "common/cluster.cuh"
 #include "common/copies.cuh"
 #include "common/parameters.cuh"
 
-constexpr uint32 TERM_THREADS = 128, TERM_WARPS = TERM_THREADS / WARP;
-constexpr uint32 HEADS = 4, STRIP = 64, KEYS = 128;
+constexpr uint32 TERM_WARPS = TERM_THREADS / WARP, KEYS = 128;
 constexpr uint32 QUADS = STRIP / 4, LANES = TERM_THREADS / QUADS;  // lanes of a key channel, key channels at a time
 #if __CUDA_ARCH__ >= 900
 constexpr uint32 PASSES = 2;
 #else
 constexpr uint32 PASSES = 1;  // the kernel starts once attention has ended
 #endif
-
-struct TermParams {
-    AttentionParams to;     // q, lengths, sizes, acc and out; every position has a list of its own
-    View<1> rows;           // [B]; NULL: sequence i has row i
-    View<2> tokens;         // [N, Hk]
-    View<3> mean_v;         // [N, Hk, Dv]
-    View<4> covariance;     // [N, Hk, D, Dv]
-    View<3> log_mass;       // [B, Q, Hq]
-    View<3> m, l, lse;      // [B, Q, Hq]; lse may be NULL
-    uint32 count;           // N
-    uint32 fours;           // groups of four query heads of a KV head
-    uint32 strips;          // groups of 64 channels of values
-    float scale;            // ½·scale
-    uint32 adjacent;        // four channels of a covariance can be copied at once
-    uint32 unused;
-};
-#include "attention_remainder/layout.cuh"
 
 // Four query heads of a sequence's KV head at a position.
 struct Unit {

@@ -105,6 +105,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: gather::ON_THE_CPU, on: On::Cpu },
     Family { cases: quantize::CASES, on: On::Both },
     Family { cases: remainder::CASES, on: On::Both },
+    Family { cases: remainder::attention::CASES, on: On::Both },
     Family { cases: remainder::quality::CASES, on: On::Both },
     Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },

@@ -7,8 +7,8 @@ use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Cuda, Enqueue};
 
 fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
-    let Request { problem, list, entries_per_partial, outputs, partials, is_far, .. } = *r;
-    Job { problem, list, entries_per_partial, partials, outputs, has_start: false, is_far }
+    let Request { problem, list, entries_per_partial, outputs, partials, term, is_far } = *r;
+    Job { problem, list, entries_per_partial, partials, outputs, term, has_start: false, is_far }
 }
 
 fn plan(kernels: &Kernels, forced: Option<Variant>, r: &Request) -> Result<Option<(Variant, Plan)>> {
@@ -27,8 +27,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     }
     // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
     unsafe {
-        device::launch(enqueue, &plan, r.problem)?;
-        match (r.term, device::describe(&job(r))?) {
+        device::launch(enqueue, &plan, r.problem, r.term)?;
+        match (r.term.filter(|_| !plan.has_term()), device::describe(&job(r))?) {
             (Some(term), Some(params)) => device::join_term(enqueue, &params, r.problem.positions.batch(), term),
             _ => Ok(()),
         }

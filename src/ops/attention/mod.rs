@@ -23,7 +23,7 @@ use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
 use crate::runtime::{On, Session, require_flags, require_no_flags};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use term::Term;
+pub use term::Term;
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
 const TOKENS: usize = 64;

@@ -26,7 +26,7 @@ pub use verify128::{
     work_items as verify128_items,
 };
 
-use super::Problem;
+use super::{Problem, Term};
 use crate::core::status::Result;
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
@@ -39,9 +39,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 43] = {
+const ATTENTION: [(Entry, &str, &str); 47] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
+    use Entry::{Decode128, Decode128Term, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -54,6 +54,10 @@ const ATTENTION: [(Entry, &str, &str); 43] = {
         (Decode128(Fp8, UpTo4), "attention/decode128_fp8", "attention_decode128_fp8_4"),
         (Decode128(Fp8, UpTo8), "attention/decode128_fp8", "attention_decode128_fp8_8"),
         (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
+        (Decode128Term(F16, UpTo4), "attention_remainder/decode128", "attention_decode128_term_f16_4"),
+        (Decode128Term(F16, UpTo8), "attention_remainder/decode128", "attention_decode128_term_f16_8"),
+        (Decode128Term(Bf16, UpTo4), "attention_remainder/decode128", "attention_decode128_term_bf16_4"),
+        (Decode128Term(Bf16, UpTo8), "attention_remainder/decode128", "attention_decode128_term_bf16_8"),
         (Verify128(F16), "attention/verify128", "attention_verify128_f16"),
         (Verify128(Bf16), "attention/verify128", "attention_verify128_bf16"),
         (Verify128Tree(F16), "attention_tree/verify128", "attention_verify128_tree_f16"),
@@ -154,6 +158,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/repair_decode128", compute_90),
         source!("attention/repair_verify128", compute_90a),
         source!("attention/merge", compute_80),
+        source!("attention_remainder/decode128", compute_90),
         source!("attention_remainder/term", compute_80, compute_90),
     ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>(), VariantList::of::<RepairVariant>()];
@@ -168,7 +173,7 @@ impl cuda::Kernels for Kernels {
         let mut attention = Vec::with_capacity(ATTENTION.len());
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
-                Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
+                Entry::Decode128(..) | Entry::Decode128Term(..) => decode128::most_shared(facts.shared_bytes),
                 entry if entry.is_verify128() => verify128::SHARED,
                 entry if entry.is_verify_short() => verify128::SHORT_SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
@@ -260,7 +265,13 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry)
     };
     let plan = match variant {
-        Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
+        Variant::Decode128 => {
+            let plan = decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED);
+            match job.term {
+                Some(term) => term::with_term(plan, term, shared_bytes),
+                None => plan,
+            }
+        }
         Variant::Verify128 | Variant::Int4Verify128 => {
             let (clusters, element) = (kernels.verify_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
             let entry = match (options.int4, options.tree) {
@@ -296,20 +307,22 @@ pub fn grid(enqueue: &Enqueue, ctas: u32) -> Grid {
     Grid { ctas, threads: THREADS, kind: enqueue.dependent_kind() }
 }
 
-/// Launches a plan that has its scratch.
+/// Launches a plan that has its scratch. `term` is given where the plan was made for one.
 ///
 /// # Safety
 /// The op's caller keeps the tensors of the plan, which is one of the problem, valid until the stream has passed.
-pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan, problem: &Problem) -> Result<()> {
+pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan, problem: &Problem, term: Option<&Term>) -> Result<()> {
     let kernels: &Kernels = enqueue.kernels();
     let params = &raw const plan.params;
     let tree = problem.tree.as_ref().map(|tree| tree::Params::new(&plan.params, tree));
     let int4 = problem.int4.map(|int4| int4_128::Params::new(&plan.params, int4, &problem.tree));
+    let of_list = term.filter(|_| plan.has_term()).map(|term| term::ListTermParams::new(plan, term));
     // These begin with what the kernels of other variants take.
-    let attending = match (&tree, &int4) {
-        (_, Some(int4)) => (&raw const *int4).cast(),
-        (Some(tree), None) => (&raw const *tree).cast(),
-        (None, None) => params.cast(),
+    let attending = match (&of_list, &tree, &int4) {
+        (Some(of_list), ..) => (&raw const *of_list).cast(),
+        (None, _, Some(int4)) => (&raw const *int4).cast(),
+        (None, Some(tree), None) => (&raw const *tree).cast(),
+        (None, None, None) => params.cast(),
     };
     // SAFETY: Params is the kernels' struct, the rest are of the kernels' types, and the plan's addresses are those of valid
     // tensors.

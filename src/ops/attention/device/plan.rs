@@ -4,7 +4,7 @@ use super::params::{Params, StateView};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::attention::{Outputs, Problem};
+use crate::ops::attention::{Outputs, Problem, Term};
 use crate::ops::views::{BlockList, Scale, State};
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::views::{NO_DIM, View, element_code};
@@ -24,6 +24,8 @@ const MOST: u64 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     Decode128(Element, Rows),
+    /// With the term of what lists leave out.
+    Decode128Term(Element, Rows),
     Verify128(Element),
     Verify128Tree(Element),
     VerifyShort(Element),
@@ -141,6 +143,7 @@ pub struct Job<'j, 'a> {
     pub entries_per_partial: usize,
     pub partials: Option<&'j State<'a>>,
     pub outputs: &'j Outputs<'a>,
+    pub term: Option<&'j Term<'a>>,
     /// Whether the result starts from a state: repair's second launch.
     pub has_start: bool,
     /// Whether keys and values lie in host memory.
@@ -220,6 +223,11 @@ impl Scratch {
 }
 
 impl Plan {
+    /// Whether the term of what lists leave out is joined in the same launch.
+    pub fn has_term(&self) -> bool {
+        matches!(self.entry, Entry::Decode128Term(..))
+    }
+
     pub fn scratch(&self) -> usize {
         self.scratch.shares + self.scratch.states
     }

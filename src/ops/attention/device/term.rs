@@ -1,7 +1,10 @@
-//! Launch of the kernel of kernels/attention_remainder/term.cu, which joins what a list leaves out.
+//! What a list leaves out: launch of the kernel of kernels/attention_remainder/term.cu, which joins it to what attention has written, and
+//! parameters of those of decode128.cu, which attend beside it.
 
 use super::Kernels;
+use super::decode128;
 use super::params::{Params, StateView};
+use super::plan::{Element, Entry, Plan, Rows, WARPS, is_copied_by_16};
 use crate::core::status::{Error, Result};
 use crate::ops::attention::term::Term;
 use crate::ops::remainder::Remainder;
@@ -30,12 +33,70 @@ kernel_struct! {
     }
 }
 
+kernel_struct! {
+    /// Mirrors ListTermParams.
+    pub struct ListTermParams {
+        to: Params,
+        rows: View<1>,
+        tokens: View<2>,
+        mean_v: View<3>,
+        covariance: View<4>,
+        log_mass: View<3>,
+        count: u32,
+        keys: u32,
+        offset: u32,
+        scale: f32,
+    }
+}
+
 kernel_constants! {
     const TERM_THREADS: u32 = 128;
     /// Query heads of a cluster.
     const HEADS: u32 = 4;
     /// Channels of values that a CTA has at a time.
     const STRIP: u32 = 64;
+    /// Bytes of a covariance's row of 128 channels, or of such a mean.
+    const TERM_ROW_BYTES: u32 = 512;
+}
+
+/// Key channels of the covariance that each warp of a list has, whose CTAs are so many.
+fn keys_of_a_warp(ctas: u32) -> u32 {
+    decode128::CHANNELS.div_ceil(ctas * WARPS)
+}
+
+/// The plan of decode128 with the term in the same launch, where that is possible.
+pub fn with_term(plan: Plan, term: &Term, shared_bytes: u32) -> Plan {
+    let Entry::Decode128(element @ (Element::F16 | Element::Bf16), rows @ (Rows::UpTo4 | Rows::UpTo8)) = plan.entry
+    else {
+        return plan;
+    };
+    let Remainder { mean_v, covariance, .. } = &term.remainder;
+    let offset = plan.shared.next_multiple_of(16);
+    let shared = offset + (WARPS * keys_of_a_warp(plan.params.ctas.value) + 1) * TERM_ROW_BYTES;
+    if shared > decode128::most_shared(shared_bytes) || ![mean_v, covariance].into_iter().all(is_copied_by_16) {
+        return plan;
+    }
+    Plan { entry: Entry::Decode128Term(element, rows), shared, ..plan }
+}
+
+impl ListTermParams {
+    /// The parameters of a plan that [`with_term`] made.
+    pub fn new(plan: &Plan, term: &Term) -> ListTermParams {
+        let Term { remainder: Remainder { rows, tokens, mean_v, covariance, .. }, log_mass } = term;
+        let keys = keys_of_a_warp(plan.params.ctas.value);
+        ListTermParams {
+            to: plan.params,
+            rows: View::optional(rows, |t| View::new(t, [0])),
+            tokens: View::new(tokens, [0, 1]),
+            mean_v: View::new(mean_v, [0, 1, 2]),
+            covariance: View::new(covariance, [0, 1, 2, 3]),
+            log_mass: View::by_position(log_mass),
+            count: saturated(tokens.dim(0)),
+            keys,
+            offset: plan.shared - (WARPS * keys + 1) * TERM_ROW_BYTES,
+            scale: 0.5 * plan.params.scale,
+        }
+    }
 }
 
 /// The kernel, and the CTAs of the largest clusters that the device forms of it; 1 where it forms none.
@@ -102,8 +163,17 @@ mod tests {
     use crate::runtime::cuda::layout;
 
     #[test]
+    fn the_warps_of_a_list_have_all_key_channels() {
+        for ctas in 1..=16 {
+            let keys = keys_of_a_warp(ctas);
+            assert!(ctas * WARPS * keys >= decode128::CHANNELS, "{ctas} CTAs");
+            assert!(ctas * WARPS * (keys - 1) < decode128::CHANNELS, "{ctas} CTAs");
+        }
+    }
+
+    #[test]
     fn kernels_read_the_parameters_where_they_lie() {
-        let structs = [TermParams::layout("TermParams"), kernel_constants()];
+        let structs = [TermParams::layout("TermParams"), ListTermParams::layout("ListTermParams"), kernel_constants()];
         layout::check("attention_remainder", file!(), &structs);
     }
 }

@@ -151,7 +151,16 @@ fn are_near(kept: &Kept) -> bool {
 /// Attention to selected blocks.
 fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
     let Request { problem, selected, entries_per_partial, outputs, .. } = *r;
-    Job { problem, list: Some(selected), entries_per_partial, partials: None, outputs, has_start: true, is_far: false }
+    Job {
+        problem,
+        list: Some(selected),
+        entries_per_partial,
+        partials: None,
+        outputs,
+        term: None,
+        has_start: true,
+        is_far: false,
+    }
 }
 
 /// What every variant tells its first kernel, apart from what attention is told.

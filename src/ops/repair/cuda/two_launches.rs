@@ -98,6 +98,6 @@ pub fn run(enqueue: &Enqueue, r: &Request, mut repair: TwoLaunches) -> Result<()
     // SAFETY: RepairParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe {
         enqueue.launch(&kernel, device::grid(enqueue, ctas), [(&raw const params).cast()])?;
-        device::launch(enqueue, &repair.plan, r.problem)
+        device::launch(enqueue, &repair.plan, r.problem, None)
     }
 }
