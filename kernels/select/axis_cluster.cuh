@@ -8,10 +8,11 @@
 //
 //   look ahead ─ load inputs, first tiles ─ multiply tiles ─ partials to all CTAs ─ weigh heads ─ keys to the first CTA ─ select ─ status
 //
-// Kernels _mass also write log_mass (mass.cuh), for D = 128: a tile's products with shorter axes stay in shared memory, too. The first CTA tells the
-// others which of their blocks it has selected, and gets from them the partials of tiles over all other blocks.
+// Kernels _mass also write log_mass (mass.cuh), for D = 128: a tile's products with shorter axes stay in shared memory, too. As soon as the first CTA
+// knows the threshold of its top k, it tells it to the others, which know by it which of their blocks are selected, and get from each the partials of
+// tiles over all other blocks while it writes the list. These travel as all else does, and no barrier of the cluster is waited for.
 //
-//   select ─ bits to the blocks' CTAs ─ barrier of the cluster ─ partials of tiles to the first CTA ─ barrier ─ join, log_mass
+//   threshold to all CTAs ─ take ┄ partials of tiles to the first CTA ─ join, log_mass
 #pragma once
 
 #include "common/cta_topk.cuh"
@@ -28,12 +29,15 @@ struct AxisClusterShared {
     uint32 saw[MOST_CTAS * WARPS];  // in the first CTA: status bits of each warp of the cluster
     Barrier sums, keys, room;       // bytes still to arrive
     uint32 has_room;                // the first CTA has room for keys
-    float common[MOST_HEADS];       // in the first CTA: products of heads with the centre, where masses are added up
+    // Where masses are added up: products of heads with the centre, in the first CTA; bytes still to arrive.
+    float common[MOST_HEADS];
+    Barrier threshold, masses;
 };
 
 template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR, bool MASS = false>
 struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
     static constexpr bool HAS_MASS = MASS;
+    static_assert(WARPS * sizeof(uint2) <= sizeof(TilesShared::sum));
     using Tiles = AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR>;
     using Tiles::lane, Tiles::list, Tiles::p, Tiles::PITCH, Tiles::room, Tiles::s, Tiles::slice, Tiles::thread, Tiles::warp;
     using Weights = HeadWeights<QUARTETS, 2>;
@@ -85,7 +89,7 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
         if (cta < s.slices) send(cta, partials() + pair * p.most_tiles + number, shared.sums, both);
     }
     // COUNT: the most tiles that a lane has.
-    template <uint32 COUNT> __device__ void weigh_heads() const {
+    template <uint32 COUNT> __device__ void weigh_heads(const Weights &weights) const {
         float2 x[COUNT];
         weights.load(weights.task(warp, list.tiles), x);
         weights.join(list.tiles, x);
@@ -93,7 +97,7 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
 
     __device__ uint32 *keys() const { return reinterpret_cast<uint32 *>(room + p.keys); }
     __device__ bool shares_room() const { return !is_alone() && p.keys == 0; }
-    // Sends the CTA's keys to the first CTA, those of four lanes together.
+    // Sends the CTA's keys to the first CTA, those of four lanes together. Where masses are added up, it keeps them, too.
     __device__ void send_keys() const {
         const uint32 own = this->own_tiles() * BLOCKS;
 #pragma unroll 1
@@ -103,6 +107,7 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
             if (n < own) {
                 const float score = weights.score(reinterpret_cast<const float4 *>(products()) + n * QUARTETS);
                 this->write_score(j, score), key = list.key(j, score);
+                if constexpr (MASS) own_keys()[n] = key;
             }
             const uint4 four = make_uint4(key, __shfl_down_sync(FULL_WARP, key, 1), __shfl_down_sync(FULL_WARP, key, 2),
                                           __shfl_down_sync(FULL_WARP, key, 3));
@@ -124,58 +129,74 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
         CtaTopK<THREADS, COUNT> top(top_shared, list.tiles * BLOCKS, keys());
         top.load();
         top.find_threshold(list.of_stored, list.end - list.init);
+        if constexpr (MASS) send_chosen(make_uint2(top.key, top.last));
         char *const to = this->ids() + list.init * s.selected.ids_entry;
-        top.take([&](uint32 place, uint32 j, uint32) {
-            this->emit(to, place, j);
-            if constexpr (MASS) mark(j);
-        });
+        top.take([&](uint32 place, uint32 j, uint32) { this->emit(to, place, j); });
     }
 
     // [own tiles, blocks, PITCH]: products with shorter axes.
     __device__ float *masses() const { return reinterpret_cast<float *>(room + mass->masses); }
-    // [own tiles]: bit b says that block b of the tile was selected for its score.
-    __device__ uint32 *listed() const { return reinterpret_cast<uint32 *>(room + mass->listed); }
+    // [own tiles, blocks]
+    __device__ uint32 *own_keys() const { return reinterpret_cast<uint32 *>(room + mass->own_keys); }
+    // [pairs of heads, tiles]: partials of masses, in the first CTA.
+    __device__ float2 *mass_sums() const { return reinterpret_cast<float2 *>(room + mass->sums); }
+    // What each warp of the first CTA selects of its keys: those above x, and those that equal it before index y. In the place of sums of queries, which
+    // no CTA needs once it has sent its keys.
+    __device__ uint2 *chosen() const { return reinterpret_cast<uint2 *>(shared.tiles.sum); }
     __device__ void put_mass(uint32 n, uint32 block, uint32 h, float product) const { masses()[(n * BLOCKS + block) * PITCH + h] = product; }
-    // Tells the CTA of a block that the block is selected. Each is once.
-    __device__ void mark(uint32 j) const {
-        const uint32 tile = j / BLOCKS, n = s.by_slices.divide(tile);
-        add_word_in(tile - n * s.slices, listed() + n, 1u << j % BLOCKS);
+    // A warp of the first CTA tells all CTAs what it selects, which also says that the CTA has joined the partials of products.
+    __device__ void send_chosen(const uint2 &of_warp) const {
+        uint2 *const to = chosen() + warp;
+        if (lane == 0) *to = of_warp;
+        else if (lane < s.slices) send_two<false>(lane, to, of_warp, shared.threshold);
     }
-    __device__ void clear_listed() const {
-        const uint32 most = s.by_slices.divide(p.most_tiles + s.slices - 1);
-        for (uint32 n = thread; n < most; n += THREADS) listed()[n] = 0;
+    // Asks the L2 cache for the centre of a KV head, for send_common.
+    __device__ void prefetch_centre(uint32 head) const {
+        if (slice == s.slices - 1 && warp == 0 && lane % 8 == 0 && mass->centre) prefetch(mass->centre + head * mass->centre_head + lane * 4 * mass->centre_channel);
     }
     // Products of heads with the centre go to the first CTA.
     __device__ void send_common() const {
         if (warp >= this->heads()) return;
-        const char *const query = s.q + list.at.seq * s.q_seq + list.at.position * s.q_pos + (list.at.head * this->heads() + warp) * s.q_head;
-        const char *const centre = mass->centre + list.at.head * mass->centre_head;
-        float sum = 0.0f;
-        for (uint32 c = lane; c < this->dim() && mass->centre; c += WARP)
-            sum = fmaf(load_query(query + c * s.q_channel, s.q_type) * s.scale, as<float>(centre + c * mass->centre_channel), sum);
+        const char *query = s.q + list.at.seq * s.q_seq + list.at.position * s.q_pos + (list.at.head * this->heads() + warp) * s.q_head + lane * s.q_channel;
+        const char *centre = mass->centre + list.at.head * mass->centre_head + lane * mass->centre_channel;
+        constexpr uint32 OWN = GROUPS * GROUP / WARP;
+        float of_query[OWN], of_centre[OWN], sum = 0.0f;
+#pragma unroll
+        for (uint32 n = 0; n < OWN; n++) {
+            of_query[n] = load_query(query + n * WARP * s.q_channel, s.q_type);
+            of_centre[n] = mass->centre ? as<float>(centre + n * WARP * mass->centre_channel) : 0.0f;
+        }
+#pragma unroll
+        for (uint32 n = 0; n < OWN; n++)
+            if (mass->centre) sum = fmaf(of_query[n] * s.scale, of_centre[n], sum);
         sum = Weights::sum_of_lanes(sum, WARP);
-        if (lane == 0) store_word_to(0, reinterpret_cast<uint32 *>(shared.common + warp), __float_as_uint(sum));
+        if (lane == 0) send(0, reinterpret_cast<uint32 *>(shared.common + warp), shared.masses, __float_as_uint(sum));
     }
-    // Takes the partials of masses.
+    // Takes the partials of masses. Those of the first CTA's tiles are there once its threads have met.
     struct MassSink {
         const AxisCluster &of;
         __device__ void put_sums(uint32 number, uint32 quartet, float most, float sum) const {
-            const uint32 h = quartet * 4 + of.lane % 4;
-            uint32 *const to = reinterpret_cast<uint32 *>(of.partials() + h / 2 * of.p.most_tiles + number) + h % 2 * 2;
-            if (of.lane < 4) store_two_to(0, to, make_uint2(__float_as_uint(most), __float_as_uint(sum)));
+            if (of.lane >= 4) return;
+            const uint32 h = quartet * 4 + of.lane;
+            float2 *const to = of.mass_sums() + h / 2 * of.p.most_tiles * 2 + number * 2 + h % 2;
+            if (of.slice == 0) *to = make_float2(most, sum);
+            else send_two<false>(0, to, make_uint2(__float_as_uint(most), __float_as_uint(sum)), of.shared.masses);
         }
     };
     // Adds up the masses of the CTA's blocks that are whole and not selected, a tile at a time.
     __device__ void add_masses() const {
-        const uint32 own = this->own_tiles();
+        __syncthreads();  // the CTA's keys are there
+        if (slice > 0) shared.threshold.wait(0);
+        const uint32 own = this->own_tiles(), span = span_of(list.tiles * BLOCKS, WARPS);  // keys of a warp of the first CTA
 #pragma unroll 1
         for (uint32 n = warp; n < own; n += WARPS) {
-            const uint32 bits = listed()[n], first = this->tile(n) * BLOCKS;
+            const uint32 first = this->tile(n) * BLOCKS;
+            const uint2 chosen = this->chosen()[first / span];
             bool counts[2];
 #pragma unroll
             for (uint32 i = 0; i < 2; i++) {
-                const uint32 block = lane / 4 + i * 8;
-                counts[i] = first + block < list.whole && !(bits >> block & 1) && !list.is_forced(first + block);
+                const uint32 block = lane / 4 + i * 8, j = first + block;
+                counts[i] = j < list.whole && !list.is_forced(j) && own_keys()[n * BLOCKS + block] <= chosen.x - (j < chosen.y);
             }
 #pragma unroll
             for (uint32 m = 0; m < QUARTETS; m++) {
@@ -187,16 +208,12 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
             }
         }
     }
-    // Called by the CTAs of the cluster once the first has selected.
+    // The first CTA joins the partials of masses.
     __device__ void write_masses() const {
         constexpr float LN_2 = 0.693147181f;
-        cluster_arrive();
-        cluster_wait();
-        add_masses();
-        cluster_arrive();
-        cluster_wait();
-        if (slice > 0) return;
-        if (list.tiles > 0) weigh_all();
+        if (!is_alone()) shared.masses.wait(0);
+        __syncthreads();
+        if (list.tiles > 0) weigh_all({shared.head_weight, reinterpret_cast<float2 *>(room + p.queries), mass_sums(), p.most_tiles, s.group});
         __syncthreads();
         if (thread >= this->heads()) return;
         const float2 of = list.tiles > 0 ? shared.head_weight[thread] : make_float2(0.0f, 0.0f);
@@ -211,22 +228,21 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
         if (thread == 0) {
             shared.tiles.nan = 0;
             shared.sums.open(1), shared.keys.open(1), shared.room.open(1);
+            if constexpr (MASS) shared.threshold.open(1), shared.masses.open(1);
         }
         weights.open();
-        if constexpr (MASS) {
-            // What the first CTA marks is 0 before.
-            clear_listed();
-            cluster_arrive();
-        } else {
-            __syncwarp();
-            cluster_start();
-        }
+        __syncwarp();
+        cluster_start();
     }
     // Phase 2: says how many bytes each barrier awaits, once the list is known.
     __device__ void expect() const {
         if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4));
         if (shares_room()) shared.room.expect(sizeof(uint32));
         if (!is_alone() && slice == 0) shared.keys.expect((list.tiles * BLOCKS + s.slices * WARPS) * sizeof(uint32));
+        if constexpr (MASS) {
+            if (slice > 0) shared.threshold.expect(WARPS * sizeof(uint2));
+            if (!is_alone() && slice == 0) shared.masses.expect((list.tiles - this->own_tiles()) * PITCH * sizeof(float2) + this->heads() * sizeof(float));
+        }
     }
     // Phase 3: multiplies the CTA's tiles. Products stay here, partials go to all CTAs, status bits to the first.
     __device__ void multiply() const {
@@ -236,13 +252,13 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
     // Phase 4: joins the partials of the whole list.
     __device__ void weigh() const {
         receive(shared.sums);
-        weigh_all();
+        weigh_all(weights);
     }
-    __device__ void weigh_all() const {
+    __device__ void weigh_all(const Weights &weights) const {
         if (list.tiles <= Weights::OWN / 2 * WARP)
-            weigh_heads<Weights::OWN / 2>();
+            weigh_heads<Weights::OWN / 2>(weights);
         else
-            weigh_heads<Weights::OWN>();
+            weigh_heads<Weights::OWN>(weights);
     }
     // Phase 6: the first CTA selects from the keys of all CTAs.
     __device__ void select_best(CtaTopKShared<THREADS> &top) const {
@@ -267,22 +283,21 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
     __device__ void run() {
         open_barriers();
         const auto early = this->look_ahead();
-        if constexpr (MASS) {
-            cluster_wait();
-        } else {
-            __syncwarp();
-            cluster_started();
-        }
+        if constexpr (MASS) prefetch_centre(early.at.head);
+        __syncwarp();
+        cluster_started();
         wait_for_previous_kernel();
         this->load_inputs(early, [&] { expect(); });
         multiply();
         weigh();
         make_room();
         send_keys();  // phase 5
-        if (slice == s.slices - 1) this->write_forced();  // by the CTA that has the time
         if constexpr (MASS) {
             if (slice == s.slices - 1) send_common();
-            if (slice > 0) return write_masses();
+        }
+        if (slice == s.slices - 1) this->write_forced();  // by the CTA that has the time
+        if constexpr (MASS) {
+            if (slice > 0) return add_masses();
         }
         if (slice > 0) return;
         __syncthreads();  // all products are read
@@ -290,8 +305,12 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
         open(top);
         receive(shared.keys);
         if (list.of_stored > 0 && !list.takes_all()) select_best(top);
+        else if constexpr (MASS) send_chosen(make_uint2(~0u, 0));  // no key decides
         report();
-        if constexpr (MASS) write_masses();
+        if constexpr (MASS) {
+            add_masses();
+            write_masses();
+        }
     }
 };
 

@@ -79,7 +79,8 @@ struct AxisMassParams {
     int64 centre_head, centre_channel;
     char *log_mass;      // [B, Q, Hq]
     int64 mass_seq, mass_pos, mass_head;
-    uint32 masses, listed;  // offsets in dynamic shared memory
+    uint32 masses, own_keys, sums;  // offsets in dynamic shared memory
+    uint32 unused;
 };
 
 // What kernels/select/axis_two_launches.cuh adds. Its first kernel has `slices` CTAs for a list; keys and room are offsets in the second

@@ -16,6 +16,9 @@ use vanward::capi::*;
 pub const CASES: &[Case] = cases![
     log_mass_agrees_with_the_formula,
     log_mass_of_many_blocks_agrees_with_the_formula,
+    log_mass_of_equal_blocks_agrees_with_the_formula,
+    log_mass_of_many_lists_agrees_with_the_formula,
+    log_mass_of_long_lists_agrees_with_the_formula,
     log_mass_of_extreme_products_does_not_overflow,
     remainder_update_agrees_with_the_formula,
     remainder_update_of_scaled_fp8_agrees_with_the_formula,
@@ -113,6 +116,43 @@ fn log_mass_of_many_blocks_agrees_with_the_formula(backend: &Backend) {
         let is_int4 = !rng.one_in(3);
         let axes = Axes::new(backend, rng, &scene, is_int4, [Layout::default(), Layout::default()]);
         check_mass(backend, rng, &scene, &choice, &axes);
+    });
+}
+
+/// A scene of 128 channels in INT4: sequences, KV heads, query heads of each, blocks, and kinds of blocks.
+fn check_mass_of_kinds(backend: &Backend, rng: &mut Rng, [batch, kv_heads, group, blocks, kinds]: [usize; 5]) {
+    let scene = Scene::with_positions(backend, rng, [batch, kv_heads, group, 128], 16, 16 * blocks, None);
+    let choice = Choice::random(backend, rng, batch, 200);
+    let axes = Axes::int4(backend, rng, &scene, kinds, [Layout::default(), Layout::default()]);
+    check_mass(backend, rng, &scene, &choice, &axes);
+}
+
+/// Most scores are equal, and blocks that are selected have the scores of others that are not.
+fn log_mass_of_equal_blocks_agrees_with_the_formula(backend: &Backend) {
+    rounds(12, |rng| {
+        let (group, blocks) = (rng.pick(&[1, 4, 8, 12]), rng.pick(&[40, 300, 1500]));
+        let sizes = [rng.size(1..=2), 2, group, blocks, rng.size(1..=4)];
+        check_mass_of_kinds(backend, rng, sizes);
+    });
+}
+
+/// Each list has one CTA or two.
+fn log_mass_of_many_lists_agrees_with_the_formula(backend: &Backend) {
+    let mut batches = [35, 16].into_iter().cycle();
+    rounds(4, |rng| {
+        let batch = batches.next().expect("a cycle");
+        check_mass_of_kinds(backend, rng, [batch, 4, 2, 150, usize::MAX]);
+    });
+}
+
+/// The first CTA of a list has more keys than registers for them, and of the longest no room beside its tiles.
+fn log_mass_of_long_lists_agrees_with_the_formula(backend: &Backend) {
+    let forced = backend.forcing("select_blocks=axis_cluster", 90..=u32::MAX);
+    let backend = forced.as_ref().unwrap_or(backend);
+    let mut forms = [(3, 8200), (12, 7000), (3, 14_000)].into_iter().cycle();
+    rounds(6, |rng| {
+        let (group, blocks) = forms.next().expect("a cycle");
+        check_mass_of_kinds(backend, rng, [1, 1, group, blocks, 50]);
     });
 }
 

@@ -55,7 +55,9 @@ kernel_struct! {
         mass_pos: i64,
         mass_head: i64,
         masses: u32,
-        listed: u32,
+        own_keys: u32,
+        sums: u32,
+        unused: u32,
     }
 }
 
@@ -72,7 +74,8 @@ pub struct AxisClusterPlan {
     keys: usize,
     /// Where log_mass is wanted.
     masses: usize,
-    listed: usize,
+    own_keys: usize,
+    sums: usize,
     bytes: usize,
     /// Each CTA has a multiprocessor to itself.
     is_alone: bool,
@@ -122,12 +125,15 @@ impl AxisClusterPlan {
         let partials = stages * form.stage_bytes;
         let queries = partials.saturating_add(most_tiles.saturating_mul(4 * quartets * 2 * size_of::<f32>()));
         let keys = most_tiles.saturating_mul(BLOCKS * size_of::<u32>());
-        let products = queries.saturating_add(form.query_bytes).max(keys);
+        // Partials of masses are joined after those of products, and may come while keys are still read.
+        let sums = partials.max(keys);
+        let end_of_sums = if form.has_masses { sums.saturating_add(queries - partials) } else { 0 };
+        let products = queries.saturating_add(form.query_bytes).max(keys).max(end_of_sums);
         let of_products = most_tiles.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
         let masses = products.saturating_add(of_products.max(TOP_SHARED));
-        let listed = masses.saturating_add(if form.has_masses { of_products } else { 0 });
-        let of_listed = if form.has_masses { most_tiles.div_ceil(ctas) * size_of::<u32>() } else { 0 };
-        let bytes = listed.saturating_add(of_listed.next_multiple_of(16));
+        let own_keys = masses.saturating_add(if form.has_masses { of_products } else { 0 });
+        let of_keys = if form.has_masses { most_tiles.div_ceil(ctas) * BLOCKS * size_of::<u32>() } else { 0 };
+        let bytes = own_keys.saturating_add(of_keys);
         let is_alone = false;
         AxisClusterPlan {
             most_tiles,
@@ -138,7 +144,8 @@ impl AxisClusterPlan {
             queries,
             keys: 0,
             masses,
-            listed,
+            own_keys,
+            sums,
             bytes,
             is_alone,
         }
@@ -182,7 +189,9 @@ pub fn select(
             mass_pos,
             mass_head,
             masses: plan.masses as u32,
-            listed: plan.listed as u32,
+            own_keys: plan.own_keys as u32,
+            sums: plan.sums as u32,
+            unused: 0,
         };
         return launch(&kernels.masses[form.quartets.ilog2() as usize], (&raw const params).cast());
     }
