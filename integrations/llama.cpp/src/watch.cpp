@@ -78,6 +78,8 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
 }  // namespace
 
 void watch(ggml_backend_buffer_t buffer) {
+    static std::mutex one_at_a_time;
+    std::lock_guard<std::mutex> guard(one_at_a_time);
     ggml_backend_buffer_i &calls = buffer->iface;
     if (calls.clear == clear) {
         return;
