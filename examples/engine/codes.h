@@ -5,7 +5,7 @@
 
 #include "kv.h"
 
-enum { EXACT = 4 * PAGE };
+enum { EXACT = 64 }; /* whole pages */
 
 struct kv_codes {
   uint8_t *k, *v;             /* [layers, pages, PAGE, kv_heads, head_dim / 2] two INT4 a byte */

@@ -9,7 +9,10 @@
 #include "model.h"
 #include "view.h"
 
-enum { PAGE = 16 };
+#ifndef ENGINE_PAGE
+#define ENGINE_PAGE 16
+#endif
+enum { PAGE = ENGINE_PAGE }; /* 16, 32 or 64 tokens */
 
 typedef struct kv_codes kv_codes;
 typedef struct kv_axes kv_axes;

@@ -110,7 +110,8 @@ static void usage(FILE *out) {
           "  --calls        continue it by single calls: two levels of selection, guesses and their repair\n"
           "  --mode NAME    one mode alone, and what it needs\n"
           "  --check-self   continue %d pieces of the prompt by --tokens each, default 500; drafts must not change a token\n"
-          "  --loss         what the model makes of the prompt's last --tokens, densely and sparsely, with keys and values of 16 bits and in INT4\n"
+          "  --loss         what the model makes of the prompt's last --tokens, densely and sparsely, with keys and values of 16 bits and in INT4;\n"
+          "                 with --mode axis, tail or foreseen-tail: densely and so\n"
           "  --trace FILE   write which blocks each of the prompt's last --tokens selects by AXIS, and which were foreseen, in some layers\n"
           "  --accuracy     how far attention over selected blocks is from dense attention, on the prompt's end\n"
           "modes:\n",
@@ -202,6 +203,8 @@ static bool parse(int count, char **words, options *o) {
   if (!o->model == !o->tiny) return fprintf(stderr, "expected either --model or --tiny\n"), false;
   if (o->int4 && (o->how >= 0 || o->accuracy || o->loss || o->trace || o->check || o->drafts || (!o->calls && o->only < 0)))
     return fprintf(stderr, "--kv int4 is for --calls and its modes; vwd_decoder, which decodes the others, keeps keys as they are\n"), false;
+  if (o->loss && (o->how >= 0 || (o->only >= 0 && o->only != BY_AXIS && o->only != WITH_TAIL && o->only != FORESEEN_TAIL)))
+    return fprintf(stderr, "--loss takes the modes axis, tail and foreseen-tail\n"), false;
   if (o->int4 && o->only == TWO_LEVEL)
     return fprintf(stderr, "--kv int4: lists of tokens need keys and values of 16 bits; two-level is made of them\n"), false;
   if (o->threads == 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
@@ -529,6 +532,11 @@ static bool print_accuracy(program *p, const options *o) {
   return true;
 }
 
+/* All ways, or dense attention and the one that --mode names; beside the term for the rest also the same blocks without it. */
+static bool read_for_loss(const options *o, strategy how) {
+  return o->only < 0 || how == DENSE || how == (strategy)o->only || (o->only == WITH_TAIL && how == BY_AXIS);
+}
+
 /* The prompt's last tokens read one by one, densely and sparsely, with exact keys and values and in INT4. */
 static bool print_loss(program *p, const options *o) {
   enum { EXACT_WAYS = 5, WAYS = 10 };
@@ -548,12 +556,14 @@ static bool print_loss(program *p, const options *o) {
                   {"foreseen, tail, INT4", FORESEEN_TAIL, 4}};
   const int32_t *end = p->prompt + p->prompt_count - o->tokens;
   generation g[WAYS] = {0};
-  bool ok = true;
+  bool ok = true, read[WAYS];
+  for (int w = 0; w < WAYS; w++) read[w] = read_for_loss(o, ways[w].how);
   printf("%d tokens read after %d: the loss of each and the choices that dense attention of 16 bits makes, too\n\n%-24s%10s%12s%12s%12s\n",
          o->tokens - 1, p->prompt_count - o->tokens, "", "loss", "over dense", "choices", "ms a token");
   for (int w = 0; ok && w < WAYS; w++) {
-    g[w].tokens = calloc((size_t)o->tokens, sizeof *g[w].tokens);
     if (w == EXACT_WAYS) ok = decoder_code(&p->decoder);
+    if (!read[w]) continue;
+    g[w].tokens = calloc((size_t)o->tokens, sizeof *g[w].tokens);
     ok = ok && g[w].tokens && generate(&p->decoder, ways[w].how, end, o->tokens, &g[w], progress, (void *)(uintptr_t)ways[w].title);
     if (!ok) break;
     int same = 0;
@@ -564,11 +574,14 @@ static bool print_loss(program *p, const options *o) {
   }
   /* Far more than either costs, and what reading a page that was given up would exceed. */
   bool holds = ok;
-  for (int w = 0; w < WAYS; w++) holds = holds && g[w].loss < 1.05 * g[ways[w].like].loss + 1e-9;
+  for (int w = 0; w < WAYS; w++) holds = holds && (!read[w] || g[w].loss < 1.05 * g[ways[w].like].loss + 1e-9);
   if (ok) printf("\n%s  neither INT4 nor the tail adds 5 %% to the loss\n", holds ? "holds " : "BROKEN");
-  if (ok && o->tiny) { /* whose keys and values are nearly normal, as the term takes them to be */
-    const bool closer = fabs(g[3].loss - g[0].loss) < .6 * fabs(g[2].loss - g[0].loss);
-    printf("%s  the tail brings the loss closer to that of dense attention\n", closer ? "holds " : "BROKEN");
+  /* A tiny model's keys and values are nearly normal, as the term takes them to be. */
+  for (int dense = 0; ok && o->tiny && dense < WAYS; dense += EXACT_WAYS) {
+    const int axes = dense + 2, tail = dense + 3;
+    if (!read[tail]) continue;
+    const bool closer = fabs(g[tail].loss - g[dense].loss) < .6 * fabs(g[axes].loss - g[dense].loss);
+    printf("%s  the tail brings the loss closer to that of dense attention, %s\n", closer ? "holds " : "BROKEN", dense ? "INT4" : "16 bits");
     holds = holds && closer;
   }
   for (int w = 0; w < WAYS; w++) free(g[w].tokens);
