@@ -4,6 +4,7 @@ use super::Rows;
 use crate::Case;
 use crate::support::paged::{Paged, Shape};
 use crate::support::*;
+use std::ops::RangeInclusive;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -40,12 +41,20 @@ struct Attended<'b> {
 }
 
 /// What scenes are about.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, PartialEq)]
 enum Sizes {
     Any,
-    /// Heads of 128 channels in 16 bits, up to eight rows a list, and rows on 16 bytes, of so many sequences.
-    Common(usize),
+    /// Heads of 128 channels in 16 bits, rows on 16 bytes, and so many rows a list and sequences.
+    Common {
+        dtype: DType,
+        rows: RangeInclusive<usize>,
+        batch: usize,
+    },
 }
+
+/// Rows of a list for which there are kernels of their own.
+const FEW: RangeInclusive<usize> = 1..=4;
+const SEVERAL: RangeInclusive<usize> = 5..=8;
 
 impl<'b> Attended<'b> {
     fn random(backend: &'b Backend, rng: &mut Rng, sizes: Sizes, mass: impl Fn(&mut Rng) -> f64) -> Attended<'b> {
@@ -54,20 +63,21 @@ impl<'b> Attended<'b> {
             shape.dim = 128;
         }
         let (mut group, mut block) = (rng.pick(&[1, 3, 4, 8, 9]), rng.pick(&[4, 16, 32]));
-        if let Sizes::Common(batch) = sizes {
-            shape = Shape { batch, dim: 128, dtype: rng.pick(&[F16, BF16]), ..shape };
-            (group, block) = (rng.pick(&[1, 3, 4, 8]), rng.pick(&[16, 32]));
+        let mut most = 4;
+        if let Sizes::Common { dtype, rows, batch } = &sizes {
+            shape = Shape { batch: *batch, dim: 128, dtype: *dtype, ..shape };
+            (group, block) = (rng.size(rows.clone()), rng.pick(&[16, 32]));
+            most = rows.end() / group;
         }
         let layout = |rng: &mut Rng, rank| match sizes {
             Sizes::Any => Layout::random(rng, rank),
-            Sizes::Common(_) => Layout::random_aligned(rng, rank),
+            Sizes::Common { .. } => Layout::random_aligned(rng, rank),
         };
         let mut paged = Paged::random(backend, rng, &shape);
         if sizes != Sizes::Any {
             paged.k = Tensor::floats(backend, shape.dtype, &paged.keys, &layout(rng, 4));
             paged.v = Tensor::floats(backend, shape.dtype, &paged.values, &layout(rng, 4));
         }
-        let most = if sizes == Sizes::Any { 4 } else { 8 / group };
         let positions = rng.one_in(2).then(|| rng.size(1..=most));
         let (count, heads) = (positions.unwrap_or(1), shape.kv_heads * group);
         let of_rows = |last: &[usize]| match positions {
@@ -292,12 +302,16 @@ fn attention_with_a_remainder_agrees_with_the_formula(backend: &Backend) {
 
 /// Many sequences leave each list one CTA, and each of its warps many channels of a covariance.
 fn attention_with_a_remainder_of_128_channels_agrees_with_the_formula(backend: &Backend) {
-    agrees_with_the_formula(backend, 20, |rng| Sizes::Common(rng.pick(&[1, 1, 2, 5, 12, 24])));
+    for (dtype, rows) in [(F16, FEW), (F16, SEVERAL), (BF16, FEW), (BF16, SEVERAL)] {
+        let batch = |rng: &mut Rng| rng.pick(&[1, 1, 2, 5, 12, 24]);
+        agrees_with_the_formula(backend, 5, |rng| Sizes::Common { dtype, rows: rows.clone(), batch: batch(rng) });
+    }
 }
 
 fn attention_with_a_remainder_of_nothing_changes_no_bit(backend: &Backend) {
     rounds(10, |rng| {
-        let sizes = rng.pick(&[Sizes::Any, Sizes::Common(1), Sizes::Common(3)]);
+        let common = |dtype, batch| Sizes::Common { dtype, rows: 1..=8, batch };
+        let sizes = rng.pick(&[Sizes::Any, common(F16, 1), common(BF16, 3)]);
         let scene = Attended::random(backend, rng, sizes, |_| f64::NEG_INFINITY);
         let dtype_rng = &mut Rng::new(rng.int(0..=i64::MAX) as u64);
         let with = scene.outputs(dtype_rng);
