@@ -28,9 +28,10 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
     unsafe {
         device::launch(enqueue, &plan, r.problem, r.term)?;
-        match (r.term.filter(|_| !plan.has_term()), device::describe(&job(r))?) {
-            (Some(term), Some(params)) => device::join_term(enqueue, &params, r.problem.positions.batch(), term),
-            _ => Ok(()),
+        let Some(term) = r.term.filter(|_| !plan.has_term()) else { return Ok(()) };
+        match device::describe(&job(r))? {
+            Some(params) => device::join_term(enqueue, &params, r.problem.positions.batch(), term),
+            None => Ok(()),
         }
     }
 }
