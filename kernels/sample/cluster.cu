@@ -149,6 +149,19 @@ template <uint32 TYPE> struct WarpPart {
     }
 };
 
+// Waits for the warps of a team, if it is team NUMBER - 1.
+template <uint32 NUMBER> __device__ inline void sync_if(uint32 team, uint32 warps) {
+    asm volatile("{\n\t.reg .pred own;\n\t"
+                 "setp.eq.u32 own, %0, %1;\n\t"
+                 "@own barrier.sync.aligned %2, %3;\n\t}" ::"r"(team), "n"(NUMBER - 1), "n"(NUMBER), "r"(warps * WARP) : "memory");
+}
+// Waits for the warps of a team: those of others may still wait for their segments. A barrier's number is a constant, since a kernel that computes one
+// takes all 16 barriers of a CTA: a multiprocessor has 64, and would run four CTAs at once instead of five.
+__device__ inline void sync_team(uint32 team, uint32 warps) {
+    static_assert(MOST_CTA_SEGMENTS == 4);
+    sync_if<1>(team, warps), sync_if<2>(team, warps), sync_if<3>(team, warps), sync_if<4>(team, warps);
+}
+
 // Finds what a warp has of its segment, and tells the cluster.
 template <uint32 TYPE> __device__ inline void take_part(RowShared &shared, const WarpPart<TYPE> &part, const Barrier &copied, bool is_there, uint32 past,
                                                           bool is_greedy, uint32 team_warps) {
@@ -163,7 +176,7 @@ template <uint32 TYPE> __device__ inline void take_part(RowShared &shared, const
     }
     uint32 key = __reduce_max_sync(FULL_WARP, key_of(largest));
     if (lane == 0) shared.largest[warp] = key;
-    __syncthreads();
+    sync_team(warp >> log2_of(team_warps), team_warps);
     key = __reduce_max_sync(FULL_WARP, shared.largest[(warp & ~(team_warps - 1)) | (lane & (team_warps - 1))]);
     largest = number_of(key);
     uint64 sum = 0;
