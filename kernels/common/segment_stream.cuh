@@ -30,6 +30,7 @@ struct SegmentStream {
     const Barrier *arrived;  // one of each stage
     uint32 log_stages;       // log2 of how many of them
     uint32 lane;
+    uint32 begin, end;       // the warp's part of the segments of all rows
     uint32 taken = 0;        // segments that the warp has been through: their stages are taken in turn
 
     // `barriers` has one for each stage of the CTA.
@@ -42,15 +43,13 @@ struct SegmentStream {
             for (uint32 n = 0; n < STREAM_STAGES; ++n) own[n].open(1);
         __syncwarp();
         arrived = own;
+        share_out();
     }
 
     // Goes through the warp's part of the segments of all rows: record(row, first segment, past the last) for each row that it has a part of.
     template <typename Record> __device__ void run(const Record &record) const {
-        const uint32 warps = gridDim.x * (blockDim.x / WARP), warp = threadIdx.x / WARP * gridDim.x + blockIdx.x, per_row = p.per_row.value;
-        const uint64 all = uint64(p.launch_rows) * per_row;
-        uint32 at = uint32(all * warp / warps);
-        const uint32 end = uint32(all * (warp + 1) / warps);
-        while (at < end) {
+        const uint32 per_row = p.per_row.value;
+        for (uint32 at = begin; at < end;) {
             const uint32 row = p.per_row.divide(at), s = at - row * per_row, past = min(per_row, s + (end - at));
             record(row, s, past);
             at += past - s;
@@ -64,6 +63,23 @@ struct SegmentStream {
     }
 
 private:
+    // Finds the warp's part. Where warps have few segments, these are neighbours in one row, unless a warp would have more of them for that: at a row's end a
+    // warp has nothing on its way.
+    __device__ void share_out() {
+        constexpr uint32 FEW = 8;
+        const uint32 warps = gridDim.x * (blockDim.x / WARP), warp = threadIdx.x / WARP * gridDim.x + blockIdx.x, per_row = p.per_row.value;
+        const uint64 all = uint64(p.launch_rows) * per_row;
+        if (all <= uint64(FEW) * warps) {
+            const uint32 most = (uint32(all) + warps - 1) / warps, parts = (per_row + most - 1) / most;
+            if (p.launch_rows * parts <= warps) {
+                const uint32 row = warp / parts, part = warp - row * parts;
+                begin = row * per_row + per_row * part / parts;
+                end = row < p.launch_rows ? row * per_row + per_row * (part + 1) / parts : begin;
+                return;
+            }
+        }
+        begin = uint32(all * warp / warps), end = uint32(all * (warp + 1) / warps);
+    }
     // The tokens of segment s.
     __device__ static uint32 tokens_of(const Row &row, uint32 s) { return min(row.tokens - s * SEGMENT, SEGMENT); }
     __device__ static uint32 place(uint32 h, uint32 lane) { return (h * WARP + lane) * STRIP; }
@@ -82,11 +98,13 @@ private:
     }
     template <uint32 TYPE, bool ANY> __device__ void record_row(const StreamedRow &row, uint32 first, uint32 past) {
         constexpr uint32 BYTES = Strip<TYPE>::BYTES;
-        const uint32 count = 1 << log_stages, ahead = min(past, first + count);
-        for (uint32 s = first; s < ahead; ++s) request<BYTES>(row.source.row, s, taken + s - first);
+        const uint32 count = 1 << log_stages;
+        if (first < past) request<BYTES>(row.source.row, first, taken);
 #pragma unroll 1
         for (uint32 s = first; s < past; ++s, ++taken) {
             arrived[stage_of(taken)].wait(taken >> log_stages);
+            // The second is requested now, so that the first segments of all warps come before it.
+            if (s == first && count > 1 && s + 1 < past) request<BYTES>(row.source.row, s + 1, taken + 1);
             record_segment<TYPE, ANY>(row, s, place_of(taken));
             __syncwarp();
             if (s + count < past) request<BYTES>(row.source.row, s + count, taken + count);

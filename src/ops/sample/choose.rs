@@ -42,7 +42,7 @@ pub fn fit(variant: Variant, s: Shape) -> Fit {
             ),
         },
         Variant::Streamed => match s.streamed_at_once {
-            Some(at_once) if s.segments >= least_streamed(at_once) * s.multiprocessors as usize => Fit::Takes,
+            Some(at_once) if s.segments >= least_streamed(s, at_once) * s.multiprocessors as usize => Fit::Takes,
             Some(_) => Fit::Slower,
             None => Fit::Cannot("rows do not lie side by side from 16 bytes on, or the device has no bulk copies"),
         },
@@ -50,9 +50,14 @@ pub fn fit(variant: Variant, s: Shape) -> Fit {
     }
 }
 
-/// Segments of a multiprocessor from which on it pays to stream them.
-fn least_streamed(at_once: usize) -> usize {
-    if at_once == 1 { STREAMED_SEGMENTS_32 } else { STREAMED_SEGMENTS }
+/// Segments of a multiprocessor from which on it pays to stream them. Rows of 16 bits that clusters could take, were they fewer, are always enough: with up
+/// to 31 drafts one launch streams and decides them.
+fn least_streamed(s: Shape, at_once: usize) -> usize {
+    match (at_once, s.clusters) {
+        (1, _) => STREAMED_SEGMENTS_32,
+        (_, Some(clusters)) if !clusters.are_few => 0,
+        _ => STREAMED_SEGMENTS,
+    }
 }
 
 #[cfg(test)]
@@ -74,13 +79,16 @@ mod tests {
     }
 
     #[test]
-    fn clusters_take_few_rows() {
-        let chosen = |are_few| {
-            let clusters = Some(RowClusters { ctas: 8, segments: 4, are_few });
-            let shape = Shape { segments: 32, streamed_at_once: None, clusters, multiprocessors: 132 };
+    fn clusters_take_few_rows_and_rows_of_16_bits_are_streamed_from_there_on() {
+        let chosen = |segments, are_few, streamed_at_once| {
+            let clusters = Some(RowClusters { ctas: 10, segments: 4, are_few });
+            let shape = Shape { segments, streamed_at_once, clusters, multiprocessors: 132 };
             choose(None, |variant| fit(variant, shape)).unwrap()
         };
-        assert_eq!([true, false].map(chosen), [Variant::Cluster, Variant::Loaded]);
+        // 39 and 40 rows of 38 segments.
+        assert_eq!([None, Some(1), Some(2)].map(|at_once| chosen(1482, true, at_once)), [Variant::Cluster; 3]);
+        let many = [None, Some(1), Some(2)].map(|at_once| chosen(1520, false, at_once));
+        assert_eq!(many, [Variant::Loaded, Variant::Loaded, Variant::Streamed]);
     }
 
     #[test]
