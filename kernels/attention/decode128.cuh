@@ -24,13 +24,12 @@
 #include "attention/decode128_rows16.cuh"
 #include "attention/decode128_rows8.cuh"
 
-// What the states of a call begin with that joins nothing to what its lists name. Another call has a term for what they leave out
-// (attention_remainder/decode128.cuh).
+// Stands for the term of a call that has none for what its lists leave out. With one, states begin with it (attention_remainder/decode128.cuh).
 struct NoTerm {
     using Params = AttentionParams;
     static constexpr bool EXISTS = false;
 
-    __device__ NoTerm(const AttentionParams &, const WorkItem &, uint32, uint32, char *) {}
+    __device__ NoTerm(const AttentionParams &, const WorkItem &, uint32, char *) {}
     __device__ void prefetch_first_reads() const {}
     __device__ void request_row() {}
     __device__ void request() {}
@@ -71,7 +70,7 @@ struct Decode128 {
         : p(p), compute(p, shared, 0), item(item), ctas(ctas), rank(blockIdx.x - number * ctas), lane(compute.lane), join(p, item, states, shared, ctas, rank, number), log_share(p.log_share),
           log_teams(LOG_WARPS - log_share), first((compute.warp >> log_share) * ctas + rank), step_units(ctas << log_teams),
           tiles(p, item, first, step_units, compute.warp & ((1 << log_share) - 1)), warp_memory(Form::warp_memory(p, shared, compute.warp)),
-          total(warp_memory), queries(p, item, lane, Form::queries_memory(p, shared, warp_memory)), term(all, item, rank, ctas, shared),
+          total(warp_memory), queries(p, item, lane, Form::queries_memory(p, shared, warp_memory)), term(all, item, rank, shared),
           q_len(pin_in_register(p.q_lens.data ? p.q_lens.at(item.seq) : tiles.length)),
           list_count(pin_in_register(p.ids.data ? p.counts.at(item.seq, item.position, item.head) : tiles.length)),
           has_partials(!Term::EXISTS && p.partials.acc.data), adds_up_units(has_partials && p.most_units > step_units),
@@ -158,7 +157,7 @@ struct Decode128 {
             else at = (at + 1) % Form::LEAST_STAGES;
             if constexpr (Term::EXISTS) {
                 // Tiles are on their way.
-                if (step + 1 == stages) term.begin(compute, shared_address(warp_memory), reach);
+                if (step + 1 == stages) term.begin(compute, queries, reach);
             }
             // The ring is full again before a unit is done with.
             if (step >= stages && ++part == unit_tiles) {
@@ -180,6 +179,7 @@ struct Decode128 {
     uint32 entries;  // of the list
 };
 
+// all: p, or what begins with p and has the term, too.
 template <typename Form, typename Term = NoTerm>
 __device__ inline void attention_decode128(const AttentionParams &p, const typename Term::Params &all) {
     extern __shared__ __align__(128) char shared[];

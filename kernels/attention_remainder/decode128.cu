@@ -5,5 +5,7 @@
 
 DECODE128_TERM_KERNEL(attention_decode128_term_f16_4, Float16, 4)
 DECODE128_TERM_KERNEL(attention_decode128_term_f16_8, Float16, 8)
+DECODE128_TERM_KERNEL(attention_decode128_term_f16_16, Float16, 16)
 DECODE128_TERM_KERNEL(attention_decode128_term_bf16_4, Bfloat16, 4)
 DECODE128_TERM_KERNEL(attention_decode128_term_bf16_8, Bfloat16, 8)
+DECODE128_TERM_KERNEL(attention_decode128_term_bf16_16, Bfloat16, 16)

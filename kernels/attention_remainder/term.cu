@@ -1,4 +1,5 @@
-// Joins what a list leaves out to the states that attention has written, and writes its results again, where attention does not join it itself (decode128.cuh).
+// Joins what a list leaves out to the states that attention has written, and writes its results again, where attention does not join it itself
+// (decode128.cuh).
 //
 //   t = mean_v + ½·scale·covarianceᵀ·q · m' = max(m, log_mass) · l' = l·e^(m−m') + e^(log_mass−m') · acc' = acc·e^(m−m') + t·e^(log_mass−m')
 //   out = acc' / (l' + e^(sink − m')) · lse = m' + ln l'

@@ -39,7 +39,7 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 47] = {
+const ATTENTION: [(Entry, &str, &str); 49] = {
     use Element::{Bf16, F16, Fp8};
     use Entry::{Decode128, Decode128Term, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
@@ -56,8 +56,10 @@ const ATTENTION: [(Entry, &str, &str); 47] = {
         (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
         (Decode128Term(F16, UpTo4), "attention_remainder/decode128", "attention_decode128_term_f16_4"),
         (Decode128Term(F16, UpTo8), "attention_remainder/decode128", "attention_decode128_term_f16_8"),
+        (Decode128Term(F16, UpTo16), "attention_remainder/decode128", "attention_decode128_term_f16_16"),
         (Decode128Term(Bf16, UpTo4), "attention_remainder/decode128", "attention_decode128_term_bf16_4"),
         (Decode128Term(Bf16, UpTo8), "attention_remainder/decode128", "attention_decode128_term_bf16_8"),
+        (Decode128Term(Bf16, UpTo16), "attention_remainder/decode128", "attention_decode128_term_bf16_16"),
         (Verify128(F16), "attention/verify128", "attention_verify128_f16"),
         (Verify128(Bf16), "attention/verify128", "attention_verify128_bf16"),
         (Verify128Tree(F16), "attention_tree/verify128", "attention_verify128_tree_f16"),
@@ -266,9 +268,10 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
     };
     let plan = match variant {
         Variant::Decode128 => {
-            let plan = decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED);
+            let of = |shared_bytes| decode128::plan(multiprocessors, shared_bytes, &params, &sizes);
+            let plan = of(shared_bytes).expect(PLANNED);
             match job.term {
-                Some(term) => term::with_term(plan, term, shared_bytes),
+                Some(term) => term::with_term(plan, term, |taken| of(shared_bytes.saturating_sub(taken))),
                 None => plan,
             }
         }

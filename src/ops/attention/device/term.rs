@@ -4,7 +4,7 @@
 use super::Kernels;
 use super::decode128;
 use super::params::{Params, StateView};
-use super::plan::{Element, Entry, Plan, Rows, WARPS, is_copied_by_16};
+use super::plan::{Element, Entry, Plan, WARPS, is_copied_by_16};
 use crate::core::status::{Error, Result};
 use crate::ops::attention::term::Term;
 use crate::ops::remainder::Remainder;
@@ -64,26 +64,31 @@ fn keys_of_a_warp(ctas: u32) -> u32 {
     decode128::CHANNELS.div_ceil(ctas * WARPS)
 }
 
-/// The plan of decode128 with the term in the same launch, where that is possible.
-pub fn with_term(plan: Plan, term: &Term, shared_bytes: u32) -> Plan {
-    let Entry::Decode128(element @ (Element::F16 | Element::Bf16), rows @ (Rows::UpTo4 | Rows::UpTo8)) = plan.entry
-    else {
-        return plan;
-    };
+/// Shared memory of a CTA's rows of the covariance, those of a warp together, and of a mean.
+fn shared(ctas: u32) -> u32 {
+    (WARPS * keys_of_a_warp(ctas) + 1) * TERM_ROW_BYTES
+}
+
+/// The plan of decode128 with the term in the same launch, where that is possible. `beside` plans a call beside so many bytes of shared
+/// memory.
+pub fn with_term(plan: Plan, term: &Term, beside: impl Fn(u32) -> Option<Plan>) -> Plan {
     let Remainder { mean_v, covariance, .. } = &term.remainder;
-    let offset = plan.shared.next_multiple_of(16);
-    let shared = offset + (WARPS * keys_of_a_warp(plan.params.ctas.value) + 1) * TERM_ROW_BYTES;
-    if shared > decode128::most_shared(shared_bytes) || ![mean_v, covariance].into_iter().all(is_copied_by_16) {
+    let Entry::Decode128(element @ (Element::F16 | Element::Bf16), rows) = plan.entry else { return plan };
+    if ![mean_v, covariance].into_iter().all(is_copied_by_16) {
         return plan;
     }
-    Plan { entry: Entry::Decode128Term(element, rows), shared, ..plan }
+    let of_term = shared(plan.params.ctas.value);
+    // Copies are of 16 bytes.
+    let Some(smaller) = beside(of_term + 16) else { return plan };
+    let shared = smaller.shared.next_multiple_of(16) + of_term;
+    Plan { entry: Entry::Decode128Term(element, rows), shared, ..smaller }
 }
 
 impl ListTermParams {
     /// The parameters of a plan that [`with_term`] made.
     pub fn new(plan: &Plan, term: &Term) -> ListTermParams {
         let Term { remainder: Remainder { rows, tokens, mean_v, covariance, .. }, log_mass } = term;
-        let keys = keys_of_a_warp(plan.params.ctas.value);
+        let ctas = plan.params.ctas.value;
         ListTermParams {
             to: plan.params,
             rows: View::optional(rows, |t| View::new(t, [0])),
@@ -92,8 +97,8 @@ impl ListTermParams {
             covariance: View::new(covariance, [0, 1, 2, 3]),
             log_mass: View::by_position(log_mass),
             count: saturated(tokens.dim(0)),
-            keys,
-            offset: plan.shared - (WARPS * keys + 1) * TERM_ROW_BYTES,
+            keys: keys_of_a_warp(ctas),
+            offset: plan.shared - shared(ctas),
             scale: 0.5 * plan.params.scale,
         }
     }
