@@ -5,6 +5,7 @@ use super::dtype::{DType, Element};
 use super::status::{Error, Result};
 pub use super::strides::MAX_RANK;
 use super::strides::is_injective;
+use super::text::any_of;
 use crate::abi::vwd_tensor;
 use std::fmt;
 use std::ptr::NonNull;
@@ -589,9 +590,7 @@ impl<'a> Tensor<'a> {
 
 #[cold]
 fn wrong_dtype(name: Name, found: DType, allowed: &[DType]) -> Error {
-    let mut names: Vec<String> = allowed.iter().map(DType::to_string).collect();
-    names.dedup();
-    Error::argument(&name.to_string(), format!("dtype {found}"), names.join(" or "))
+    Error::argument(&name.to_string(), format!("dtype {found}"), any_of(allowed))
 }
 
 #[cold]

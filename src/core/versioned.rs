@@ -1,6 +1,7 @@
 //! Structs of the C ABI that start with their size, so that later versions may add fields.
 
 use super::status::{Error, Result};
+use super::text::any_of;
 use crate::abi::Versioned;
 use std::mem::MaybeUninit;
 
@@ -74,8 +75,7 @@ unsafe fn complete<'a, T: Versioned>(
     buffer: &'a mut MaybeUninit<T>,
 ) -> Result<&'a T> {
     if !T::KNOWN_SIZES.contains(&size) {
-        let known: Vec<String> = T::KNOWN_SIZES.iter().map(usize::to_string).collect();
-        let expected = format!("{} (initialise with the _INIT macro)", known.join(" or "));
+        let expected = format!("{} (initialise with the _INIT macro)", any_of(T::KNOWN_SIZES));
         return Err(Error::argument(&format!("{name}.struct_size"), size, expected));
     }
     // SAFETY: T accepts all-zero bytes, and size bytes are readable from source.

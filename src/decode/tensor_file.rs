@@ -4,6 +4,7 @@
 use crate::core::allocate::zeros;
 use crate::core::files;
 use crate::core::status::{Code, Error, Result};
+use crate::core::text::any_of;
 use safetensors::tensor::{Metadata, TensorInfo};
 use std::fmt::{Display, Write as _};
 use std::fs::File;
@@ -100,7 +101,7 @@ impl Reader<'_> {
     pub fn one_of(&self, name: &str, known: &[&str]) -> Result<&str> {
         match self.field(name) {
             found if known.contains(&found) => Ok(found),
-            found => Err(self.refuse_field(name, found, known.join(" or "))),
+            found => Err(self.refuse_field(name, found, any_of(known))),
         }
     }
 

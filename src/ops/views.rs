@@ -5,6 +5,7 @@ use crate::abi::{vwd_block_list, vwd_paged_kv, vwd_tensor};
 use crate::core::dtype::{DType, Element};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
+use crate::core::text::any_of;
 use crate::runtime::require_no_flags;
 use std::mem::MaybeUninit;
 
@@ -139,10 +140,9 @@ pub unsafe fn adjacent<T: Element, const N: usize>(t: &Tensor, index: [usize; N]
 pub fn key_dtype(code: u32, bits: u32) -> Result<DType> {
     let narrow = |n: u32| u8::try_from(n).ok();
     let found = narrow(code).zip(narrow(bits)).map(|(code, bits)| DType { code, bits });
-    found.filter(|dtype| DType::KEYS.contains(dtype)).ok_or_else(|| {
-        let names: Vec<String> = DType::KEYS.iter().map(DType::to_string).collect();
-        Error::argument("options.dtype_code", format!("code {code}, {bits} bits"), names.join(" or "))
-    })
+    found
+        .filter(|dtype| DType::KEYS.contains(dtype))
+        .ok_or_else(|| Error::argument("options.dtype_code", format!("code {code}, {bits} bits"), any_of(DType::KEYS)))
 }
 
 /// D and Dv, the numbers of channels of keys and values that options give.

@@ -301,7 +301,7 @@ pub fn repair_refuses_what_makes_no_sense_together() {
         predicted_partials: vwd_attention_partials { acc: absent(), m: absent(), l: absent() },
         ..memory.repair()
     };
-    memory.refuses_repair(&missing, &["predicted_partials: absent", "partials"]);
+    memory.refuses_repair(&missing, &["predicted_partials: absent", "the partials of attention over predicted"]);
 }
 
 pub fn remainder_refuses_what_makes_no_sense_beside_it() {

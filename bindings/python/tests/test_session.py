@@ -1,5 +1,6 @@
 """Sessions, errors and prepared calls."""
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -227,6 +228,25 @@ class Errors(unittest.TestCase):
                 with self.assertRaises((TypeError, ValueError, OSError)) as caught:
                     use()
                 self.assertTrue(str(caught.exception).startswith(message), caught.exception)
+
+    def test_a_constructor_that_fails_says_so_once(self):
+        """And nothing more when what it left is collected."""
+        unraisable = []
+        self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
+        sys.unraisablehook = unraisable.append
+        with cpu_session() as session:
+            failing = [
+                (lambda: vanward.Session("cpu", treads=1), "Session.__init__\\(\\) got an unexpected keyword argument 'treads'"),
+                (lambda: vanward.KvCache(session, layer=1), "^KvCache\\(\\) got an unexpected keyword argument 'layer'"),
+                (lambda: vanward.Decoder(session), "Decoder.__init__\\(\\) missing 1 required keyword-only argument: 'dtype'"),
+                (lambda: vanward.Compactor(session), "Compactor.__init__\\(\\) missing 1 required"),
+                (lambda: vanward.Forecast(session, rank=1), "Forecast.__init__\\(\\) got an unexpected keyword argument 'rank'"),
+                (lambda: vanward.Budget(), "Budget.__init__\\(\\) missing 1 required"),
+            ]
+            for call, said in failing:
+                self.assertRaisesRegex(TypeError, said, call)
+        gc.collect()
+        self.assertEqual(unraisable, [])
 
     def test_errors_travel_between_processes(self):
         with self.assertRaises(vanward.InvalidArgument) as caught:

@@ -46,6 +46,8 @@ class Budget:
     "float8_e5m2" in place of its code and bits, and contexts, batches and ratios as lists.
     """
 
+    handle: int | None = None  # where a constructor fails, close() finds nothing to release
+
     def __init__(self, handle: int | None):
         self.handle = handle
 

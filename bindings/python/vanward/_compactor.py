@@ -17,8 +17,9 @@ from ._session import Session, at_once
 class Compactor:
     """The paged caches [pages, P, …] of all layers, which it keeps alive. It may outlive its session."""
 
+    handle: int | None = None  # where a constructor fails, close() finds nothing to release
+
     def __init__(self, session: Session, caches: Sequence[Array]):
-        self.handle: int | None = None
         self._keep: list[Any] = []
         options = arguments(
             _header.vwd_compactor_options,

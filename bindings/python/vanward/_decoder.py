@@ -65,6 +65,8 @@ class Decoder:
     layers of PRR and FORESEEN are SERIAL in steps in which they do not pay; the decoder keeps it alive.
     """
 
+    handle: int | None = None  # where a constructor fails, close() finds nothing to release
+
     def __init__(
         self,
         session: Session,
@@ -76,7 +78,6 @@ class Decoder:
         budget: Budget | None = None,
         **options: Any,
     ):
-        self.handle: int | None = None
         if dtype not in _DTYPES:
             raise ValueError(f"decoder_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
         code, bits = _DTYPES[dtype]
@@ -108,6 +109,9 @@ class Decoder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
         self.close()
 
     def begin(

@@ -32,6 +32,8 @@ class ForecastInfo(NamedTuple):
 class Forecast:
     """Maps that are fitted with accumulate and solve, or loaded. May outlive its session."""
 
+    handle: int | None = None  # where a constructor fails, close() finds nothing to release
+
     def __init__(
         self,
         session: Session,
@@ -43,7 +45,6 @@ class Forecast:
         ridge: float = 0.0,
         memory: bool = False,
     ):
-        self.handle: int | None = None
         flags = _header.VWD_FORECAST_MEMORY if memory else 0
         sizes = dict(flags=flags, layers=layers, input_dim=input_dim, q_heads=q_heads, head_dim=head_dim, ridge=ridge)
         options = arguments(_header.vwd_forecast_options, [], inputs=sizes, outputs={})

@@ -131,6 +131,9 @@ def _options(
     return options
 
 
+_options.__qualname__ = "KvCache"  # the name in the TypeError of an option that is missing or unknown
+
+
 def _numbers(call: str, name: str, kind: Any, values: Sequence[int]) -> Any:
     """An array of C numbers, which a struct's field keeps alive."""
     most = (1 << 8 * sizeof(kind)) - 1
@@ -155,8 +158,9 @@ class KvCache:
     slot_coding    "as_stored", or with "int4" "decoded": codes are decoded as they arrive in slots.
     """
 
+    handle: int | None = None  # where a constructor fails, close() finds nothing to release
+
     def __init__(self, session: Session, **options: Any):
-        self.handle: int | None = None
         handle = c_void_p()
         invoke("kv_cache_create", session.handle, byref(_options(**options)), byref(handle))
         self.handle = handle.value

@@ -120,6 +120,8 @@ class Info(NamedTuple):
 class Session:
     """What calls run on. Close it, or use it as a context manager, when the device has passed its last call."""
 
+    handle: int | None = None  # where a constructor fails, close() finds nothing to release
+
     def __init__(
         self,
         device: Device | str = Device.AUTO,
@@ -137,7 +139,6 @@ class Session:
         """`log` takes lines of what the session does, on the thread that calls it; it calls no method of the session. `check`:
         "contents" has each call read the contents of its tensors first, and name the first element that is wrong.
         `delay_microseconds` is for tests: most of the random delays of work that overlaps on CUDA."""
-        self.handle: int | None = None
         wanted = dict(
             device=device,
             device_id=device_id,

@@ -127,11 +127,11 @@ impl Decoder {
         };
         match (forecast, given(&c.q)) {
             (None, None) => Err(Error::argument("q", "absent without a forecast", "q, or a forecast")),
-            (Some(_), Some(_)) => Err(Error::argument("q", "given beside a forecast", "one of them")),
+            (Some(_), Some(_)) => Err(Error::argument("q", "given beside a forecast", "q alone, or a forecast with x")),
             (None, Some(q)) => {
                 for (name, t) in [("x", &c.x), ("previous", &c.previous)] {
                     if given(t).is_some() {
-                        return Err(Error::argument(name, "given without a forecast", "none"));
+                        return Err(Error::argument(name, "given without a forecast", "none beside q"));
                     }
                 }
                 let shape = [batch, ("heads", ANY), ("D", dim)];

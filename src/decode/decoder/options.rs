@@ -382,9 +382,11 @@ fn has_term(c: &vwd_decoder_options) -> Result<bool> {
 
 /// The options of a decoder on a cache: its blocks are pages, each of one block, and a row's page table names them.
 fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_options> {
-    let dtype = DType { code: c.dtype_code as u8, bits: c.dtype_bits as u8 };
-    if dtype != cache.dtype {
-        return Err(Error::argument("options.dtype_code", dtype, format!("{}, as the cache", cache.dtype)));
+    let DType { code, bits } = cache.dtype;
+    if (c.dtype_code, c.dtype_bits) != (code.into(), bits.into()) {
+        let found = format!("code {}, {} bits", c.dtype_code, c.dtype_bits);
+        let expected = format!("code {code}, {bits} bits ({}), as the cache", cache.dtype);
+        return Err(Error::argument("options.dtype_code", found, expected));
     }
     let same = [
         ("options.layers", c.layers, cache.layers),

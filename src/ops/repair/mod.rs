@@ -131,10 +131,14 @@ impl<'a> Kept<'a> {
         match (c.mode, state, partials) {
             (VWD_REPAIR_SUPERSET, Some(state), None) => Ok(Kept::Superset(state)),
             (VWD_REPAIR_EXACT, None, Some(partials)) => Ok(Kept::Exact(partials)),
-            (VWD_REPAIR_SUPERSET, None, _) => misplaced("predicted_state", "absent", "a state"),
+            (VWD_REPAIR_SUPERSET, None, _) => {
+                misplaced("predicted_state", "absent", "the state of attention over predicted, which SUPERSET adds to")
+            }
             (VWD_REPAIR_SUPERSET, ..) => misplaced("predicted_partials", "given", "none for SUPERSET"),
             (VWD_REPAIR_EXACT, Some(_), _) => misplaced("predicted_state", "given", "none for EXACT"),
-            (VWD_REPAIR_EXACT, ..) => misplaced("predicted_partials", "absent", "partials"),
+            (VWD_REPAIR_EXACT, ..) => {
+                misplaced("predicted_partials", "absent", "the partials of attention over predicted, which EXACT joins")
+            }
             (mode, ..) => misplaced("mode", &mode.to_string(), "a VWD_REPAIR_* value (1 or 2)"),
         }
     }

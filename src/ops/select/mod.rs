@@ -280,7 +280,18 @@ fn require_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
     if index.kind == wanted {
         Ok(())
     } else {
-        Err(Error::argument("index.kind", index.kind, format!("{name} ({wanted})")))
+        let found = match index.kind {
+            VWD_INDEX_MINMAX => "VWD_INDEX_MINMAX",
+            VWD_INDEX_MEAN => "VWD_INDEX_MEAN",
+            VWD_INDEX_LABEL => "VWD_INDEX_LABEL",
+            VWD_INDEX_AXIS => "VWD_INDEX_AXIS",
+            other => return Err(Error::argument("index.kind", other, format!("{name} ({wanted})"))),
+        };
+        Err(Error::argument(
+            "index.kind",
+            format!("{found} ({})", index.kind),
+            format!("{name} ({wanted}) for this method"),
+        ))
     }
 }
 
