@@ -147,8 +147,8 @@ pub unsafe extern "C" fn vwd_decoder_info(
 ///
 /// A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
 /// tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
-/// result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
-/// contexts and changing modes.
+/// result is that of dense attention bit for bit. In a layer whose strategy is FORESEEN these lists are the foreseen ones. All of
+/// this is decided on the device, so that a captured step serves growing contexts and changing modes.
 ///
 /// step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
 ///                                   modes. One mode for all rows saves the launches of the other.
@@ -208,9 +208,10 @@ pub unsafe extern "C" fn vwd_decoder_begin(
 /// Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
 ///
 /// The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
-/// the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
-/// row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
-/// are SERIAL in the step, at the price of launches that a step without begin saves.
+/// the block of the step's own token; where that block is new the list is one longer. The queries that select are predicted: a
+/// forecast makes them from the residual stream, rotated to the position of each row's token, or the caller gives them. For rows that
+/// have tokens new to the summaries (step->begin) nothing is foreseen; they are SERIAL in the step, at the price of launches that a
+/// step without begin saves.
 ///
 /// The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
 /// step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
@@ -305,17 +306,19 @@ pub unsafe extern "C" fn vwd_decoder_attend(
     })
 }
 
-/// Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
-/// the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
+/// Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. On a
+/// CUDA session it also makes the arenas of the decoder's own streams as large as the layer's strategy needs.
 ///
-/// With a budget they are enough for the strategy and for SERIAL, whatever this step or a later one decides.
+/// With a budget both are enough for the strategy and for SERIAL, whatever this step or a later one decides.
 ///
 /// Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
 /// strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
 ///
 /// bytes  Out.
 ///
-/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+/// Enqueues nothing. Where an arena of the decoder's own has to grow, blocks until its stream has passed what it holds, and allocates;
+/// not for capture. Calls on one decoder are ordered by the caller.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, OUT_OF_MEMORY, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_decoder_attend_scratch(
     decoder: *const vwd_decoder,

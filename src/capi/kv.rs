@@ -325,7 +325,10 @@ pub unsafe extern "C" fn vwd_kv_cache_resolve(
 /// Makes the copies that resolves of the layer have asked for. They run on a side stream, after the work that the stream holds
 /// now. A copy whose slot has since been given to another block has no effect.
 ///
-/// Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
+/// layer  0 … layers−1.
+///
+/// Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured. Calls of
+/// one layer are ordered by the caller.
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
@@ -337,8 +340,10 @@ pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u
 
 /// Makes the stream wait for the layer's copies. Copies that no fetch has begun begin now.
 ///
+/// layer  0 … layers−1.
+///
 /// Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; the stream that launches
-/// the graph must itself wait for copies that began outside the graph.
+/// the graph must itself wait for copies that began outside the graph. Calls of one layer are ordered by the caller.
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
@@ -348,7 +353,7 @@ pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u3
     })
 }
 
-/// Fills `view`, whose struct_size the caller has set, with views of a layer's slots. Thread-safe.
+/// Fills `view`, whose struct_size the caller has set, with views of the slots of a layer, 0 … layers−1. Enqueues nothing. Thread-safe.
 /// Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_view(

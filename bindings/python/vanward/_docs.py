@@ -1138,16 +1138,21 @@ Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
     "vwd_kv_cache_fetch": """Makes the copies that resolves of the layer have asked for. They run on a side stream, after the work that the stream holds
 now. A copy whose slot has since been given to another block has no effect.
 
-Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
+layer  0 … layers−1.
+
+Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured. Calls of
+one layer are ordered by the caller.
 Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_wait": """Makes the stream wait for the layer's copies. Copies that no fetch has begun begin now.
 
+layer  0 … layers−1.
+
 Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; the stream that launches
-the graph must itself wait for copies that began outside the graph.
+the graph must itself wait for copies that began outside the graph. Calls of one layer are ordered by the caller.
 Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 """,
-    "vwd_kv_cache_view": """Fills `view`, whose struct_size the caller has set, with views of a layer's slots. Thread-safe.
+    "vwd_kv_cache_view": """Fills `view`, whose struct_size the caller has set, with views of the slots of a layer, 0 … layers−1. Enqueues nothing. Thread-safe.
 Errors: INVALID_ARGUMENT.
 """,
     "vwd_kv_cache_info": """Fills `stats`, whose struct_size the caller has set, with the cache's counters. Waits for no work: on a CUDA session it
@@ -1504,8 +1509,8 @@ Thread-safe. Errors: INVALID_ARGUMENT.
 
 A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
 tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
-result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
-contexts and changing modes.
+result is that of dense attention bit for bit. In a layer whose strategy is FORESEEN these lists are the foreseen ones. All of
+this is decided on the device, so that a captured step serves growing contexts and changing modes.
 
 step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
                                   modes. One mode for all rows saves the launches of the other.
@@ -1552,9 +1557,10 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, 
     "vwd_decoder_foresee": """Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
 
 The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
-the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
-row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
-are SERIAL in the step, at the price of launches that a step without begin saves.
+the block of the step's own token; where that block is new the list is one longer. The queries that select are predicted: a
+forecast makes them from the residual stream, rotated to the position of each row's token, or the caller gives them. For rows that
+have tokens new to the summaries (step->begin) nothing is foreseen; they are SERIAL in the step, at the price of launches that a
+step without begin saves.
 
 The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
 step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
@@ -1618,17 +1624,19 @@ this point.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
 DRIVER, INTERNAL.
 """,
-    "vwd_decoder_attend_scratch": """Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
-the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
+    "vwd_decoder_attend_scratch": """Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. On a
+CUDA session it also makes the arenas of the decoder's own streams as large as the layer's strategy needs.
 
-With a budget they are enough for the strategy and for SERIAL, whatever this step or a later one decides.
+With a budget both are enough for the strategy and for SERIAL, whatever this step or a later one decides.
 
 Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
 strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
 
 bytes  Out.
 
-Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+Enqueues nothing. Where an arena of the decoder's own has to grow, blocks until its stream has passed what it holds, and allocates;
+not for capture. Calls on one decoder are ordered by the caller.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, OUT_OF_MEMORY, DRIVER, INTERNAL.
 """,
     "vwd_decoder_accept": """Verifies drafted tokens as `vwd_verify` does, and keeps what was accepted of each sequence's drafts.
 
