@@ -111,7 +111,7 @@ pub fn messages_say_where_expectations_come_from() {
         &vwd_attention_args { q: leaked(backend, F32, &[2, 4, 64]), out, ..call },
         &["out: dtype uint8; expected float32"],
     );
-    assert!(!last_error().contains("float32 or"), "{}", last_error());
+    assert!(last_error().ends_with("expected float32"), "{}", last_error());
 
     // k transposed: [pages, Hk, P, D].
     let index = |heads: usize| {
@@ -141,6 +141,11 @@ pub fn messages_say_where_expectations_come_from() {
     // SAFETY: as above.
     let status = unsafe { vwd_select_blocks(backend.session(), &selection, SESSION_STREAM) };
     assert_refused(status, &["index.key_max: shape [4, 1, 2, 64]; expected [pages, rows, Hk, D of q=32]"]);
+    // A method that reads another kind of index.
+    let by_axis = vwd_select_blocks_args { method: VWD_SELECT_AXIS, q: leaked(backend, F16, &[2, 4, 64]), ..selection };
+    // SAFETY: as above.
+    let status = unsafe { vwd_select_blocks(backend.session(), &by_axis, SESSION_STREAM) };
+    assert_refused(status, &["index.kind: VWD_INDEX_MINMAX (1); expected VWD_INDEX_AXIS (4) for this method"]);
 }
 
 /// Nothing is written where one update is wrong, or where two write the same memory.

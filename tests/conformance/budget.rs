@@ -311,7 +311,7 @@ fn budget_errors_name_the_argument(backend: &Backend) {
     refused(&|o| o.query_heads = 3, &["options.query_heads: 3; expected a multiple of the 2 KV heads"]);
     refused(&|o| o.key_dim = 12, &["options.key_dim: 12"]);
     refused(&|o| o.value_dim = 600, &["options.value_dim: 600"]);
-    refused(&|o| o.dtype_bits = 64, &["options.dtype_code: code 2, 64 bits; expected float32 or "]);
+    refused(&|o| o.dtype_bits = 64, &["options.dtype_code: code 2, 64 bits; expected float32, float16, "]);
     refused(&|o| o.block_size = 3, &["options.block_size: 3"]);
     refused(&|o| o.page_size = 1 << 20, &["options.page_size: 1048576; expected at most 65536"]);
     refused(&|o| o.method = VWD_SELECT_MEAN_DOT, &["options.method: 3"]);

@@ -151,18 +151,9 @@ impl Plan {
         let windows = windows_of(options);
         let class = |threshold: i32| thresholds.iter().position(|&t| t == threshold).expect("a layer's threshold");
         let class_of = options.layers.iter().map(|policy| both(policy).map(class)).collect();
-        let mut end = Some(0usize);
-        let mut take = |factors: &[usize]| {
-            let begin = end.unwrap_or(0);
-            let bytes = factors.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
-            end = end
-                .zip(bytes)
-                .and_then(|(end, bytes)| end.checked_add(bytes)?.checked_next_multiple_of(Memory::ALIGNMENT));
-            begin
-        };
-        const WORD: usize = 4;
-        let Options { max_rows, max_positions, max_sequences, query_heads, kv_heads, dims, pages, max_blocks, .. } =
-            *options;
+        let mut room = Room { end: Some(0) };
+        let mut take = |factors: &[usize]| room.take(factors);
+        let Options { max_rows, max_positions, max_sequences, query_heads, kv_heads, dims, max_blocks, .. } = *options;
         let (sequences, layers) = ([max_sequences, WORD], options.layers.len());
         let some = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy)) as usize;
         let [foresees, repairs, remembers] =
@@ -230,25 +221,52 @@ impl Plan {
             class_of,
         };
         for policy in &options.layers {
-            let capacity = if policy.strategy == Strategy::Serial { 0 } else { policy.predicted_capacity() };
-            plan.predicted.push(take(&[max_rows, kv_heads, capacity, WORD]));
-            let (listed, cap) = (policy.strategy.remembers_lists() as usize, policy.selected_capacity());
-            plan.tiered.past.push([cap, 1].map(|cap| take(&[listed, max_sequences, kv_heads, cap, WORD])));
-            let remembered = policy.strategy.remembers() as usize;
-            plan.holt.push([0; 2].map(|_| take(&[remembered, max_sequences, kv_heads, max_blocks, WORD])));
-            let term = options.has_term_in(policy) as usize;
-            let of_sequences = |n: usize| [term, max_sequences, kv_heads, n, WORD];
-            let sums = [1, dims[0], dims[1], dims[0] * dims[1]].map(|n| take(&of_sequences(n)));
-            plan.term.sums.push(sums);
-            plan.term.log_mass.push(take(&[term, max_rows, max_positions, query_heads, WORD]));
-            let rows = summary_rows(options, policy.method);
-            let per_page = options.blocks_per_page();
-            plan.summaries
-                .push(rows.map(|(channels, dtype)| take(&[pages, per_page, kv_heads, channels, dtype.bytes()])));
+            plan.add_layer(&mut room, options, policy);
         }
-        match end {
+        match room.end {
             Some(bytes) if bytes <= isize::MAX as usize => Ok(Plan { bytes, ..plan }),
             _ => Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory")),
         }
+    }
+
+    /// What one layer keeps.
+    fn add_layer(&mut self, room: &mut Room, options: &Options, policy: &Policy) {
+        let Options { max_rows, max_positions, max_sequences, query_heads, kv_heads, dims, pages, max_blocks, .. } =
+            *options;
+        let capacity = if policy.strategy == Strategy::Serial { 0 } else { policy.predicted_capacity() };
+        self.predicted.push(room.take(&[max_rows, kv_heads, capacity, WORD]));
+        let (listed, cap) = (policy.strategy.remembers_lists() as usize, policy.selected_capacity());
+        self.tiered.past.push([cap, 1].map(|cap| room.take(&[listed, max_sequences, kv_heads, cap, WORD])));
+        let remembered = policy.strategy.remembers() as usize;
+        self.holt.push([0; 2].map(|_| room.take(&[remembered, max_sequences, kv_heads, max_blocks, WORD])));
+        let term = options.has_term_in(policy) as usize;
+        let sums = [1, dims[0], dims[1], dims[0] * dims[1]];
+        self.term.sums.push(sums.map(|n| room.take(&[term, max_sequences, kv_heads, n, WORD])));
+        self.term.log_mass.push(room.take(&[term, max_rows, max_positions, query_heads, WORD]));
+        let per_page = options.blocks_per_page();
+        self.summaries.push(
+            summary_rows(options, policy.method)
+                .map(|(channels, dtype)| room.take(&[pages, per_page, kv_heads, channels, dtype.bytes()])),
+        );
+    }
+}
+
+/// Bytes of an int32, and of a float32.
+const WORD: usize = 4;
+
+/// Memory that is given out from its beginning, in pieces that are aligned.
+struct Room {
+    /// Where the next piece begins; `None`: beyond what a number counts.
+    end: Option<usize>,
+}
+
+impl Room {
+    /// The offset of a piece of as many bytes as the product of `factors`.
+    fn take(&mut self, factors: &[usize]) -> usize {
+        let begin = self.end.unwrap_or(0);
+        let bytes = factors.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
+        let end = self.end.zip(bytes).and_then(|(end, bytes)| end.checked_add(bytes));
+        self.end = end.and_then(|end| end.checked_next_multiple_of(Memory::ALIGNMENT));
+        begin
     }
 }

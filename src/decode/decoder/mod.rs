@@ -12,6 +12,7 @@
 //! prefix needs no call here. What is remembered of scores and of drafts lies by the sequence's number.
 
 mod attend;
+mod begin;
 mod cpu;
 mod cuda;
 mod fallback;
@@ -29,9 +30,8 @@ pub(crate) use cuda::Kernels;
 pub use options::takes_prr;
 
 use crate::abi::{
-    VWD_DECODER_DENSE, VWD_DECODER_SPARSE, vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details,
-    vwd_decoder_options, vwd_decoder_reset_args, vwd_decoder_step, vwd_predictor_reset_args, vwd_predictor_state,
-    vwd_stream, vwd_tensor, vwd_verify_args,
+    vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details, vwd_decoder_options, vwd_decoder_reset_args,
+    vwd_predictor_reset_args, vwd_predictor_state, vwd_stream, vwd_tensor, vwd_verify_args,
 };
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::dtype::DType;
@@ -50,10 +50,10 @@ use fallback::Fallback;
 use memory::Plan;
 use options::{Options, Strategy};
 use parking_lot::Mutex;
-use rows::{Append, Complete, Counted, Distribute, Drafts, Modes, Observe, Past, Take, Tiers, acceptance};
+use rows::{Append, Complete, Distribute, Drafts, Observe, Past, Take, acceptance};
 use side::Side;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
 use tiered::Tiered;
 
 pub struct Decoder {
@@ -186,130 +186,6 @@ impl Decoder {
     }
 
     // --- a step --------------------------------------------------------------------------------------------------
-
-    pub fn begin(&self, c: &vwd_decoder_step, stream: vwd_stream) -> Result<()> {
-        require_no_flags("flags", c.flags)?;
-        require_no_flags("reserved", c.reserved)?;
-        let (checks, i32, options) = (self.session.checks(), &[DType::I32], &self.options);
-        let positions = c.positions.max(1) as usize;
-        if positions > options.max_positions {
-            let expected = format!("at most max_positions, {}", options.max_positions);
-            return Err(Error::argument("positions", positions, expected));
-        }
-        let seq_lens = checks.input("seq_lens", &c.seq_lens, i32, &[("B", ANY)])?;
-        if seq_lens.dim(0) > options.max_rows {
-            let expected = format!("at most max_rows, {}", options.max_rows);
-            return Err(Error::argument("seq_lens", format!("{} rows", seq_lens.dim(0)), expected));
-        }
-        let batch = ("B", seq_lens.dim(0));
-        let table = checks.optional_input("page_table", &c.page_table, i32, &[batch, ("max_pages", ANY)])?;
-        if self.tiered.is_some() && table.is_some() {
-            return Err(Error::argument("page_table", "given on a cache", "none: the cache has the table"));
-        }
-        let q_lens = checks.optional_input("q_lens", &c.q_lens, i32, &[batch])?;
-        let begin = checks.optional_input("begin", &c.begin, i32, &[batch])?;
-        let each = checks.optional_input("modes", &c.modes, i32, &[batch])?;
-        let sequences = checks.optional_input("sequences", &c.sequences, i32, &[batch])?;
-        let words = [batch, ("Q", positions), ("⌈Q/32⌉", positions.div_ceil(32))];
-        let tree = checks.optional_input("tree", &c.tree, &[DType::U32], &words)?;
-        if options.has_term && tree.is_some() && c.mode != VWD_DECODER_DENSE {
-            let expected = "absent, or mode VWD_DECODER_DENSE: with options.remainder no sparse row takes a tree";
-            return Err(Error::argument("tree", "given to a step that may have sparse rows", expected));
-        }
-        let remembers = options.layers.iter().any(|policy| policy.strategy.remembers()) || options.has_term;
-        let remembers = remembers && self.tiered.is_none();
-        if remembers && sequences.is_none() && batch.1 > options.max_sequences {
-            let expected = format!("at most max_sequences, {}", options.max_sequences);
-            return Err(Error::argument("seq_lens", format!("{} rows without sequences", batch.1), expected));
-        }
-        let mode = match (c.mode, each) {
-            (0, Some(_)) => None,
-            (0, None) => Some(VWD_DECODER_SPARSE),
-            (VWD_DECODER_SPARSE | VWD_DECODER_DENSE, None) => Some(c.mode),
-            (VWD_DECODER_SPARSE | VWD_DECODER_DENSE, Some(_)) => {
-                return Err(Error::argument("mode", c.mode, "0 beside modes"));
-            }
-            (other, _) => return Err(Error::argument("mode", other, "a VWD_DECODER_* value (0 to 2)")),
-        };
-        let most_pages =
-            if self.tiered.is_some() { options.table_blocks } else { table.map_or(1, |table| table.dim(1)) };
-        let room = options.page_size.saturating_mul(most_pages);
-        let on = self.session.on(stream)?;
-        contents::check(&self.session, &on, || {
-            let modes = each.map(|modes| Rule::within(modes, 0, Number::constant(VWD_DECODER_DENSE as usize + 1)));
-            let q_lens = q_lens.map(|lens| Rule::up_to(lens, positions));
-            let begin = begin.map(|begin| Rule::up_to(begin, i32::MAX as usize));
-            let lens = Rule::up_to(seq_lens, room.min(i32::MAX as usize));
-            [Some(lens), modes, q_lens, begin].into_iter().flatten().chain(self.rules(sequences)).collect()
-        })?;
-        self.join_last_foresight(&on)?;
-        self.to_fetch.lock().clear();
-        drop(on);
-        let (page_table, row_sequences) = match &self.tiered {
-            Some(tiered) => tiered.begin(self, batch.1, &c.sequences, stream)?,
-            None => (c.page_table, c.sequences),
-        };
-        let (plan, memory) = (&self.plan, &self.memory);
-        let distribute = Distribute {
-            modes: each.map_or(Modes::All(mode.unwrap_or(0)), Modes::Each),
-            seq_lens,
-            q_lens,
-            begin,
-            positions,
-            page_size: options.page_size,
-            shortest: c.shortest,
-            classes: plan.thresholds.len(),
-            max_rows: options.max_rows,
-            thresholds: memory.at(plan.thresholds_at),
-            lens: memory.at(plan.lens),
-            rows: memory.at(plan.rows),
-            from: memory.at(plan.from),
-            places: match self.tiered.is_some() || options.layers.iter().any(|policy| policy.strategy.foresees()) {
-                true => memory.at(plan.places),
-                false => std::ptr::null_mut(),
-            },
-            tiers: self.tiered.as_ref().map(|_| Tiers {
-                table_blocks: options.table_blocks,
-                floors: memory.at(plan.tiered.floors),
-                stored: memory.at(plan.tiered.stored),
-                windows: memory.at(plan.tiered.windows_at),
-                window_count: plan.windows.len(),
-                seen_cap: plan.tiered.seen_cap,
-                seen_ids: memory.at(plan.tiered.seen[0]),
-                seen_counts: memory.at(plan.tiered.seen[1]),
-                newest_ids: memory.at(plan.tiered.newest[0]),
-                newest_counts: memory.at(plan.tiered.newest[1]),
-            }),
-            counted: options.has_term.then(|| Counted {
-                sequences,
-                count: options.max_sequences,
-                drafts: options.max_draft,
-                rows: memory.at(plan.term.rows),
-                lens: memory.at(plan.term.counted),
-                begin: memory.at(plan.term.begin),
-            }),
-        };
-        distribute.run(&self.session.on(stream)?)?;
-        if let Some(fallback) = &self.fallback {
-            let longest = if c.longest == 0 { room } else { room.min(c.longest as usize) };
-            fallback.decide(longest, batch.1, positions == 1 && mode != Some(VWD_DECODER_DENSE));
-        }
-        *self.step.lock() = Some(Step {
-            page_table,
-            seq_lens: c.seq_lens,
-            batch: batch.1,
-            positions,
-            mode,
-            shortest: c.shortest,
-            has_begin: begin.is_some(),
-            sequences: row_sequences,
-            // A root alone is a chain.
-            tree: if positions > 1 { c.tree } else { vwd_tensor { data: std::ptr::null_mut(), ..c.tree } },
-            number: self.steps.fetch_add(1, Relaxed) + 1,
-            attended: 0,
-        });
-        Ok(())
-    }
 
     pub fn attend(&self, c: &vwd_decoder_attend_args, stream: vwd_stream) -> Result<()> {
         let attend = Attend::new(self, c)?;

@@ -168,55 +168,15 @@ impl Options {
             ("options.pages", c.pages),
             ("options.block_size", c.block_size),
         ])?;
-        let dims = key_dims(c.key_dim, c.value_dim)?;
-        if !c.query_heads.is_multiple_of(c.kv_heads) {
-            let expected = format!("a multiple of the {} KV heads", c.kv_heads);
-            return Err(Error::argument("options.query_heads", c.query_heads, expected));
-        }
-        if !c.page_size.is_multiple_of(c.block_size) && !c.block_size.is_multiple_of(c.page_size) {
-            let expected = format!("a divisor or a multiple of the page size {}", c.page_size);
-            return Err(Error::argument("options.block_size", c.block_size, expected));
-        }
-        if c.scale == 0.0 && c.key_dim != c.value_dim {
-            let expected = format!("the scale of q·k, since D={} and Dv={} differ", c.key_dim, c.value_dim);
-            return Err(Error::argument("options.scale", c.scale, expected));
-        }
-        let scale = scale_or_default(c.scale, c.key_dim as usize)
-            .map_err(|_| Error::argument("options.scale", c.scale, "a finite number above 0, or 0 for 1/√D"))?;
-        if !(c.soft_cap.is_finite() && c.soft_cap >= 0.0) {
-            return Err(Error::argument("options.soft_cap", c.soft_cap, "a finite number above 0, or 0 for none"));
-        }
-        if !(c.draft_cost.is_finite() && c.draft_cost >= 0.0) {
-            return Err(Error::argument("options.draft_cost", c.draft_cost, "a finite number above 0, or 0 for 0.5"));
-        }
-        let (has_budget, most) = (!c.budget.is_null(), if c.budget.is_null() { 0.0 } else { 1.0 });
-        if !(0.0..=most).contains(&c.coverage) {
-            let expected = if has_budget { "0 to 1" } else { "0 without a budget" };
-            return Err(Error::argument("options.coverage", c.coverage, expected));
-        }
-        if has_budget && cache.is_some() {
-            return Err(Error::argument("options.budget", "given on a cache", "none: a budget has no times of copies"));
-        }
-        let max_positions = c.max_positions.max(1);
-        if c.max_draft >= max_positions && c.max_draft > 0 {
-            let expected = format!("less than max_positions, {max_positions}");
-            return Err(Error::argument("options.max_draft", c.max_draft, expected));
-        }
+        let (dims, scale) = heads_and_blocks(c)?;
+        check_numbers(c, cache.is_some())?;
         // SAFETY: the caller vouches for the array.
         let layers = unsafe { policies(c, cache.is_some())? };
         let dtype = key_dtype(c.dtype_code, c.dtype_bits)?;
-        let on_cuda = checks.device != Device::Cpu;
         if layers.iter().any(|policy| policy.strategy.repairs()) {
-            let strategy = if cache.is_some() { "VWD_STRATEGY_VANWARD" } else { "VWD_STRATEGY_PRR" };
-            if c.block_size < LEAST_REPAIRED_BLOCK {
-                let expected = format!("at least {LEAST_REPAIRED_BLOCK} for {strategy}");
-                return Err(Error::argument("options.block_size", c.block_size, expected));
-            }
-            if on_cuda && c.value_dim > MOST_REPAIRED_CHANNELS {
-                let expected = format!("at most {MOST_REPAIRED_CHANNELS} for {strategy} on CUDA");
-                return Err(Error::argument("options.value_dim", c.value_dim, expected));
-            }
+            check_repair(c, cache.is_some(), checks.device != Device::Cpu)?;
         }
+        let max_positions = c.max_positions.max(1);
         let tokens = match c.max_tokens {
             0 => c.page_size as usize * c.pages as usize,
             tokens => tokens as usize,
@@ -372,6 +332,64 @@ impl Options {
     }
 }
 
+/// D and Dv, and the factor on q·k, of options whose heads and blocks go together.
+fn heads_and_blocks(c: &vwd_decoder_options) -> Result<([usize; 2], f32)> {
+    let dims = key_dims(c.key_dim, c.value_dim)?;
+    if !c.query_heads.is_multiple_of(c.kv_heads) {
+        let expected = format!("a multiple of the {} KV heads", c.kv_heads);
+        return Err(Error::argument("options.query_heads", c.query_heads, expected));
+    }
+    if !c.page_size.is_multiple_of(c.block_size) && !c.block_size.is_multiple_of(c.page_size) {
+        let expected = format!("a divisor or a multiple of the page size {}", c.page_size);
+        return Err(Error::argument("options.block_size", c.block_size, expected));
+    }
+    if c.scale == 0.0 && c.key_dim != c.value_dim {
+        let expected = format!("the scale of q·k, since D={} and Dv={} differ", c.key_dim, c.value_dim);
+        return Err(Error::argument("options.scale", c.scale, expected));
+    }
+    let scale = scale_or_default(c.scale, c.key_dim as usize)
+        .map_err(|_| Error::argument("options.scale", c.scale, "a finite number above 0, or 0 for 1/√D"))?;
+    Ok((dims, scale))
+}
+
+/// Checks the numbers that stand for themselves, and what a budget needs.
+fn check_numbers(c: &vwd_decoder_options, on_cache: bool) -> Result<()> {
+    if !(c.soft_cap.is_finite() && c.soft_cap >= 0.0) {
+        return Err(Error::argument("options.soft_cap", c.soft_cap, "a finite number above 0, or 0 for none"));
+    }
+    if !(c.draft_cost.is_finite() && c.draft_cost >= 0.0) {
+        return Err(Error::argument("options.draft_cost", c.draft_cost, "a finite number above 0, or 0 for 0.5"));
+    }
+    let has_budget = !c.budget.is_null();
+    let (most, expected) = if has_budget { (1.0, "0 to 1") } else { (0.0, "0 without a budget") };
+    if !(0.0..=most).contains(&c.coverage) {
+        return Err(Error::argument("options.coverage", c.coverage, expected));
+    }
+    if has_budget && on_cache {
+        return Err(Error::argument("options.budget", "given on a cache", "none: a budget has no times of copies"));
+    }
+    let max_positions = c.max_positions.max(1);
+    if c.max_draft >= max_positions && c.max_draft > 0 {
+        let expected = format!("less than max_positions, {max_positions}");
+        return Err(Error::argument("options.max_draft", c.max_draft, expected));
+    }
+    Ok(())
+}
+
+/// Checks the shape for strategies that repair.
+fn check_repair(c: &vwd_decoder_options, on_cache: bool, on_cuda: bool) -> Result<()> {
+    let strategy = if on_cache { "VWD_STRATEGY_VANWARD" } else { "VWD_STRATEGY_PRR" };
+    if c.block_size < LEAST_REPAIRED_BLOCK {
+        let expected = format!("at least {LEAST_REPAIRED_BLOCK} for {strategy}");
+        return Err(Error::argument("options.block_size", c.block_size, expected));
+    }
+    if on_cuda && c.value_dim > MOST_REPAIRED_CHANNELS {
+        let expected = format!("at most {MOST_REPAIRED_CHANNELS} for {strategy} on CUDA");
+        return Err(Error::argument("options.value_dim", c.value_dim, expected));
+    }
+    Ok(())
+}
+
 /// Whether sparse rows get the term for what their lists leave out.
 fn has_term(c: &vwd_decoder_options) -> Result<bool> {
     match c.remainder {
@@ -382,11 +400,11 @@ fn has_term(c: &vwd_decoder_options) -> Result<bool> {
 
 /// The options of a decoder on a cache: its blocks are pages, each of one block, and a row's page table names them.
 fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_options> {
-    let DType { code, bits } = cache.dtype;
-    if (c.dtype_code, c.dtype_bits) != (code.into(), bits.into()) {
-        let found = format!("code {}, {} bits", c.dtype_code, c.dtype_bits);
-        let expected = format!("code {code}, {bits} bits ({}), as the cache", cache.dtype);
-        return Err(Error::argument("options.dtype_code", found, expected));
+    let dtype = key_dtype(c.dtype_code, c.dtype_bits);
+    if !dtype.as_ref().is_ok_and(|&dtype| dtype == cache.dtype) {
+        let found =
+            dtype.map_or_else(|_| format!("code {}, {} bits", c.dtype_code, c.dtype_bits), |dtype| dtype.to_string());
+        return Err(Error::argument("options.dtype_code", found, format!("{}, as the cache", cache.dtype)));
     }
     let same = [
         ("options.layers", c.layers, cache.layers),

@@ -6,7 +6,7 @@ use crate::core::tensor::Tensor;
 use crate::ops::views::Pages;
 use std::ops::Range;
 
-/// Of past numbers, the part that remains after a verification.
+/// The part of past numbers that remains after a verification.
 pub const KEPT: f32 = 0.9;
 /// Before anything is known: trials, and how many of them would have been accepted.
 const PRIOR_TRIALS: f32 = 2.0;

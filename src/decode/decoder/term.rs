@@ -33,7 +33,7 @@ pub fn forget(decoder: &Decoder, layer: usize, sequences: Option<Tensor>, rows: 
         return Ok(());
     }
     let [tokens, ..] = plan.term.sums[layer];
-    // As lists that are emptied: one count for each KV head of a sequence.
+    // The kernel that empties remembered lists does it: tokens, too, are one count for each KV head of a sequence.
     Past::emptied(options, sequences, rows, memory.at(tokens)).remember(on)
 }
 

@@ -25,6 +25,8 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     create(vwd_decoder_options { kv_heads: 4, ..good }, &["options.kv_heads", "4", "2, as the cache"]);
     create(vwd_decoder_options { key_dim: 32, ..good }, &["options.key_dim", "32", "16, as the cache"]);
     create(vwd_decoder_options { dtype_bits: 16, ..good }, &["options.dtype_code", "float16", "float32, as the cache"]);
+    let none = vwd_decoder_options { dtype_code: 0, dtype_bits: 0, ..good };
+    create(none, &["options.dtype_code: code 0, 0 bits", "float32, as the cache"]);
     create(vwd_decoder_options { block_size: 16, ..good }, &["options.block_size", "16", "8, as the cache"]);
     create(vwd_decoder_options { page_size: 8, ..good }, &["options.page_size", "8", "0 on a cache"]);
     create(vwd_decoder_options { pages: 8, ..good }, &["options.pages", "8", "0 on a cache"]);
