@@ -143,6 +143,34 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if rows == 0 {
         return Ok(());
     }
+    check_limits(r)?;
+    let kernels: &Kernels = enqueue.kernels();
+    let plan = plan(enqueue, kernels, r)?;
+    let params = params(r, &plan);
+    let (dtype, params) = (r.scores.dtype, [(&raw const params).cast()]);
+    if plan.slices > 0 {
+        let ctas = (rows * plan.slices) as u32;
+        let grid = Grid { ctas, threads: PREFILTER_THREADS, kind: enqueue.dependent_kind() };
+        // SAFETY: as below; scratch is this call's.
+        unsafe { enqueue.launch(kernels.prefilter.of(dtype), grid, params)? };
+    }
+    let order = if r.best_first { &kernels.best_first } else { &kernels.ascending };
+    let is_short = plan.variant == Variant::Short;
+    let (kernel, threads) = if is_short { (&order.short, SHORT_THREADS) } else { (&order.long, THREADS) };
+    let kind = match plan.ctas {
+        1 => enqueue.dependent_kind(),
+        ctas => Kind::DependentClusters(ctas as u32),
+    };
+    let grid = Grid { ctas: (rows * plan.ctas) as u32, threads, kind };
+    // SAFETY: TopKParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // kernels wait before they touch anything.
+    unsafe { enqueue.launch(&kernel.of(dtype).sharing(plan.shared_bytes as u32), grid, params)? };
+    enqueue.ran(plan.variant);
+    Ok(())
+}
+
+fn check_limits(r: &Request) -> Result<()> {
+    let rows = r.rows();
     if rows > i32::MAX as usize / LARGEST_CLUSTER as usize {
         return Err(Error::unsupported(format!("scores: {rows} rows; CUDA takes up to 2^28 − 1")));
     }
@@ -150,12 +178,31 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         let text = format!("VWD_TOPK_BEST_FIRST of {}; CUDA puts up to {MOST_SORTED} in order", r.most());
         return Err(Error::unsupported(text));
     }
-    let (n, most, kernels): (_, _, &Kernels) = (r.scores.dim(1), r.most(), enqueue.kernels());
-    let items = item_bytes(most, r.best_first);
+    Ok(())
+}
+
+/// How a call is cut among CTAs.
+struct Plan {
+    variant: Variant,
+    /// CTAs of a row that prefilter it in a first launch; 0: there is none.
+    slices: usize,
+    /// Scratch for the entries that a prefilter keeps, and for their counts; null without one.
+    kept_entries: *mut u8,
+    kept_counts: *mut u8,
+    /// CTAs of a row in the launch that selects.
+    ctas: usize,
+    /// Chunks of keys for which a CTA's shared memory has room.
+    chunks: usize,
+    /// Whether one CTA selects where its registers hold the row, or what the prefilter kept.
+    one_cta: bool,
+    shared_bytes: usize,
+}
+
+fn plan(enqueue: &Enqueue, kernels: &Kernels, r: &Request) -> Result<Plan> {
+    let (rows, n, most) = (r.rows(), r.scores.dim(1), r.most());
     let shape = Shape { rows, n, most, best_first: r.best_first };
     let forced = enqueue.forced();
     let mut variant = variants::choose(forced, |variant| choose::fit(variant, &shape, kernels.room))?;
-    let is_short = variant == Variant::Short;
     let mut slices = match variant {
         Variant::Prefilter => choose::slices(kernels.room, rows, n, most, r.best_first),
         _ => 0,
@@ -170,22 +217,26 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
             Err(_) => (slices, variant) = (0, Variant::Cluster),
         }
     }
-    let ctas = if is_short { 1 } else { kernels.clusters.ctas(rows, n) };
+    let ctas = if variant == Variant::Short { 1 } else { kernels.clusters.ctas(rows, n) };
     let most_chunks = (kernels.room.bytes / CHUNK_BYTES).min(MOST_CHUNKS);
     let chunks = if n <= ctas * CHUNK { 0 } else { n.div_ceil(ctas * CHUNK).min(most_chunks) };
-    let one_cta_bytes = items + if slices > 0 { CHUNK_BYTES } else { 0 };
+    let one_cta_bytes = item_bytes(most, r.best_first) + if slices > 0 { CHUNK_BYTES } else { 0 };
     let one_cta = one_cta_bytes <= kernels.room.bytes;
-    let bytes = (chunks * CHUNK_BYTES).max(if one_cta || r.best_first { one_cta_bytes } else { 0 });
+    let shared_bytes = (chunks * CHUNK_BYTES).max(if one_cta || r.best_first { one_cta_bytes } else { 0 });
+    Ok(Plan { variant, slices, kept_entries, kept_counts, ctas, chunks, one_cta, shared_bytes })
+}
+
+fn params(r: &Request, plan: &Plan) -> TopKParams {
     let (lens, budgets, values) = (r.lens.as_ref(), r.budgets.as_ref(), r.values.as_ref());
-    let params = TopKParams {
+    TopKParams {
         scores: r.scores.data(),
         lens: address(lens),
         budgets: address(budgets),
         ids: r.ids.data(),
         counts: r.counts.data(),
         values: address(values),
-        kept_entries,
-        kept_counts,
+        kept_entries: plan.kept_entries,
+        kept_counts: plan.kept_counts,
         scores_row: r.scores.byte_stride(0),
         scores_entry: r.scores.byte_stride(1),
         lens_row: byte_stride(lens, 0),
@@ -195,33 +246,15 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         counts_row: r.counts.byte_stride(0),
         values_row: byte_stride(values, 0),
         values_entry: byte_stride(values, 1),
-        n: n as u32,
+        n: r.scores.dim(1) as u32,
         k: r.k as u32,
         capacity: saturated(r.cap()),
         dtype: element_code(r.scores.dtype),
         adjacent: has_adjacent_fours(&r.scores) as u32,
-        chunks: chunks as u32,
-        slices: slices as u32,
-        one_cta: one_cta as u32,
-    };
-    let (dtype, params) = (r.scores.dtype, [(&raw const params).cast()]);
-    if slices > 0 {
-        let grid = Grid { ctas: (rows * slices) as u32, threads: PREFILTER_THREADS, kind: enqueue.dependent_kind() };
-        // SAFETY: as below; scratch is this call's.
-        unsafe { enqueue.launch(kernels.prefilter.of(dtype), grid, params)? };
+        chunks: plan.chunks as u32,
+        slices: plan.slices as u32,
+        one_cta: plan.one_cta as u32,
     }
-    let order = if r.best_first { &kernels.best_first } else { &kernels.ascending };
-    let (kernel, threads) = if is_short { (&order.short, SHORT_THREADS) } else { (&order.long, THREADS) };
-    let kind = match ctas {
-        1 => enqueue.dependent_kind(),
-        ctas => Kind::DependentClusters(ctas as u32),
-    };
-    let grid = Grid { ctas: (rows * ctas) as u32, threads, kind };
-    // SAFETY: TopKParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
-    // kernels wait before they touch anything.
-    unsafe { enqueue.launch(&kernel.of(dtype).sharing(bytes as u32), grid, params)? };
-    enqueue.ran(variant);
-    Ok(())
 }
 
 #[cfg(test)]
