@@ -79,7 +79,7 @@ fn sizes(all: &CacheOptions) -> Result<vwd_kv_cache_sizes> {
     let (layers, heads) = (options.layers as u64, options.kv_heads as u64);
     let host = product(&[layers, options.host_blocks as u64, heads, run]);
     let of_kind = |(layer, count): (Options, usize)| {
-        // Both products fit, so that pool_bytes does, too.
+        // This product is checked because pool_bytes, below, multiplies without checks.
         product(&[layer.total_slots() as u64, run.max(tail_run), 2])?;
         product(&[count as u64, layer.pool_bytes().checked_add(Bookkeeping::of(&layer).bytes)?])
     };

@@ -127,7 +127,7 @@ impl Case<'_> {
         let Times { guess, repair, prr, .. } = &self.times;
         let guess = self.grid.at_ratio(guess, ratio);
         let [repair, layer] = [repair, prr].map(|times| self.grid.at_share(times, ratio, 1.0 - covered));
-        // What a decoder's layer takes beside these calls, it takes by SERIAL, too.
+        // Both layers, PRR's and SERIAL's, include the same work beside selection and attention; the difference leaves it out.
         let time = self.rest + (self.times.select + self.times.attend + layer - self.times.serial).max(LEAST);
         Prr { ratio, guess, repair, time }
     }
@@ -182,7 +182,7 @@ impl Case<'_> {
             return f64::INFINITY;
         }
         let (mut low, mut high) = (0.0, 1.0);
-        // As fine as float32 is.
+        // 24 halvings, as fine as a float32 is.
         for _ in 0..24 {
             let middle = (low + high) / 2.0;
             if pays(middle) { high = middle } else { low = middle }

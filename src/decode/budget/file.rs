@@ -96,7 +96,7 @@ pub fn load(path: &str, shape: &Shape, device: &str) -> Result<Table> {
     }
     let table = Table { grid, times };
     check(&reader, &table)?;
-    // What the file says is whole: now whether it is for the caller.
+    // The file is sound; is it of the caller's shape?
     for (name, found) in shape.fields() {
         let measured = reader.field(name);
         if measured != found {

@@ -104,7 +104,7 @@ fn shape(c: &vwd_budget_options) -> Result<Shape> {
     ])?;
     let dims = key_dims(c.key_dim, c.value_dim)?;
     let dtype = key_dtype(c.dtype_code, c.dtype_bits)?;
-    // So that all sizes of the measured calls fit in 32 bits.
+    // Up to here all sizes of the measured calls fit in 32 bits.
     const MOST: u32 = 1 << 16;
     for (name, n) in [
         ("options.query_heads", c.query_heads),

@@ -579,7 +579,7 @@ impl Store for Layers {
         let layer = &mut self.layers[r.layer];
         let params = ResolveParams::new(&layer.params, &self.cache, r);
         // SAFETY: the kernels' struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
-        // Both kernels wait before they write; what `give` reads before that was ready when `find`, which waits first, let it begin.
+        // Both kernels wait before they write. What `give` reads before it waits was ready before `find` let it begin, since `find` waits first.
         unsafe {
             let grid = Grid { kind: enqueue.dependent_kind(), ..plain(lists, tuning::FIND_THREADS) };
             enqueue.launch(&kernels.find, grid, [param(&params)])?;

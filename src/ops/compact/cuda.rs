@@ -103,7 +103,7 @@ impl Plan {
         }
         let place = "a CUDA session";
         let tile_count = tiles.len() as u32;
-        // Nothing has no address.
+        // One more, so that there is an address to pass where there are no tiles.
         tiles.push(Tile { cache: 0, first: 0 });
         let (caches, tiles) = (session.place(&caches)?.expect(place), session.place(&tiles)?.expect(place));
         Ok(Plan { caches, tiles, tile_count })

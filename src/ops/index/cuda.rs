@@ -324,7 +324,8 @@ fn prepare<'e>(enqueue: &'e Enqueue, r: &UpdateRequest) -> Result<Option<Prepare
             )
         }
     };
-    // What begins late has little that is new, and idle CTAs are waited for; two of a multiprocessor take long chunks nearly as fast.
+    // With `begin` few summaries are new, and the launch waits for CTAs that have none: two CTAs a multiprocessor then do, which take long
+    // chunks nearly as fast.
     let resident =
         if r.begin.is_some() { resident.min(2) } else { resident } * enqueue.facts().multiprocessors as usize;
     let [first, second, third] = r.index.summaries().map(Summary::new);

@@ -90,7 +90,7 @@ pub fn item_bytes(most: usize, best_first: bool) -> usize {
 /// Slices of each row, if it is worth a prefilter: a CTA for each, so many that all run at once. 0: it is not.
 pub fn slices(room: Room, rows: usize, n: usize, most: usize, best_first: bool) -> usize {
     let count = (2 * room.multiprocessors / rows).clamp(1, n.div_ceil(SHORT).clamp(1, MOST_SLICES));
-    // As the kernel has it.
+    // The kernel computes the same number of entries that are expected to be kept.
     let share = SAMPLE as f64 / n as f64;
     let expected = most as f64 * share;
     let kept = (expected + 8.0 * expected.sqrt() + 8.0) / share;

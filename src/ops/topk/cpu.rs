@@ -10,7 +10,7 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
     if r.rows() == 0 {
         return Ok(());
     }
-    // What is put in order.
+    // Only entries that are put in order need scratch.
     let most = if r.best_first { r.most() } else { 0 };
     let scratch = cpu.scratch();
     let entries = scratch.slice(r.rows().saturating_mul(most), Entry { score: 0.0, id: 0 })?;

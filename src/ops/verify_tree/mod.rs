@@ -165,7 +165,7 @@ impl<'a> Request<'a> {
             overlap::reject(&ends, &inputs)?;
             overlap::reject(&[accepted, path, next_token, committed, status, ends[0], ends[1]], &end.inputs())?;
         }
-        // Not read, and still an input that no output may overlap.
+        // VWD_WALK_COUPLED does not read draft_rows; they were checked above, since no output may overlap them.
         if let Target::Sampled(_, Choice::Coupled, sampling) = &mut request.target {
             sampling.draft_rows = None;
         }

@@ -39,7 +39,7 @@ impl Branch {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current.
         check(unsafe { sys::cuStreamCreate(&mut branch.stream, flags) }, "cuStreamCreate")?;
-        // What fails from here on is given back by `release`.
+        // If one of these fails, `release` gives back what was made.
         let made = event(&mut branch.fork).and_then(|()| {
             (0..uses).try_for_each(|_| {
                 let mut end = End { event: std::ptr::null_mut(), recorded: Mutex::default() };

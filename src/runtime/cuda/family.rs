@@ -202,7 +202,7 @@ fn load_modules(sources: &[(&'static str, Image)], context: &Context) -> Result<
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // One that cannot be had is not needed: this thread loads what the others do not.
+            // A thread that cannot be started is not needed: this one loads what the others do not.
             let _ = std::thread::Builder::new().spawn_scoped(scope, || {
                 quiet::enter();
                 work();

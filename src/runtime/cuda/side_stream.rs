@@ -86,7 +86,7 @@ impl SideStream {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current.
         check(unsafe { sys::cuStreamCreate(&mut side.stream, flags) }, "cuStreamCreate")?;
-        // What fails from here on is given back by `release`.
+        // If one of these fails, `release` gives back what was made.
         let made = event(&mut side.branch).and_then(|()| {
             (0..uses).try_for_each(|_| {
                 let mut end = End { event: std::ptr::null_mut(), node: None };

@@ -109,7 +109,7 @@ fn share(params: &mut Params, entry: Entry, most: u32, most_stages: u32) -> Resu
             let rest = members * WARP_ROWS * q_pitch + totals;
             let of_team = most.saturating_sub(rest) / (WARPS / members);
             let mut stage = TOKEN_INFO_BYTES + tile + params.v_offset;
-            // What a team has attended to takes the place of its tiles.
+            // A team's results take the place of its tiles once it has attended to them.
             let stages = (of_team / stage).min(most_stages);
             stage = stage.max((members * warp_acc).div_ceil(stages.max(1)).next_multiple_of(16));
             ((of_team / stage).min(stages), stage, q_pitch, 0)

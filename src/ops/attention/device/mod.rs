@@ -320,7 +320,7 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan, problem: &Problem, term: Op
     let tree = problem.tree.as_ref().map(|tree| tree::Params::new(&plan.params, tree));
     let int4 = problem.int4.map(|int4| int4_128::Params::new(&plan.params, int4, &problem.tree));
     let of_list = term.filter(|_| plan.has_term()).map(|term| term::ListTermParams::new(plan, term));
-    // These begin with what the kernels of other variants take.
+    // Each of these structs begins with the parameters that the kernels of other variants take.
     let attending = match (&of_list, &tree, &int4) {
         (Some(of_list), ..) => (&raw const *of_list).cast(),
         (None, _, Some(int4)) => (&raw const *int4).cast(),

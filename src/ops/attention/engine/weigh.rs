@@ -28,7 +28,7 @@ pub unsafe fn weigh_rows<T: Row>(
     let mut first = 0;
     while first < weights.len() {
         let rows = rows_together(weights.len() - first);
-        // What is fetched last is in the cache next.
+        // Only the last rows prefetch, so that what they prefetch is in the cache when it is read next.
         let ahead = if first + rows == weights.len() { ahead } else { Ahead::nothing() };
         let (weights, acc) = (&weights[first..first + rows], &mut acc[first * dim..(first + rows) * dim]);
         match rows {

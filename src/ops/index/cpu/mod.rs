@@ -86,7 +86,7 @@ impl<T: Row> Kernel for Update<'_, T> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Update { r, i, summaries, room, .. } = self;
-        // One for all, for it is large.
+        // One buffer for all KV heads, because it is large.
         let found = &mut Found::<T>::new();
         for g in 0..r.k.dim(2) {
             let keys = Keys { r, i, g };

@@ -48,7 +48,7 @@ impl Form {
     }
 
     fn widest_unit(&self, r: &GatherRequest) -> u64 {
-        // That of a single block, or of a single head, is never taken.
+        // The stride of a dimension of one block, or of one head, is never taken.
         let step = |t: &crate::core::tensor::Tensor, d: usize| if t.dim(d) > 1 { t.byte_stride(d) } else { 0 };
         let blocks = step(&r.source, 0) | step(&r.target, 0) | if r.per_head() { step(&r.source, 1) } else { 0 };
         let inside = self.dims.iter().fold(0, |bits, dim| bits | dim.source | dim.target);

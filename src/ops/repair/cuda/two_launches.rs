@@ -80,7 +80,7 @@ pub fn run(enqueue: &Enqueue, r: &Request, mut repair: TwoLaunches) -> Result<()
     let mut params = RepairParams { to: repair.plan.params, ids, slots, counts, ..RepairParams::none() };
     describe_repair(r, &mut params);
 
-    // What the first kernel leaves is the second's list.
+    // The second kernel's list is what the first one writes: the missed blocks.
     let to = &mut repair.plan.params;
     let (cap, kv_heads) = (r.selected.cap() as i64, r.problem.heads.kv as i64);
     let of_position = if r.selected.is_own() { kv_heads } else { 0 };

@@ -156,7 +156,7 @@ impl<T: Row> Kernel for Products<'_, T> {
                     }
                     found.count += 1;
                 }
-                // What the first of them is seen from on.
+                // The first position that sees any of the windows found.
                 let least = if found.count > 0 { found.seen_from[0] } else { positions };
                 (least..positions).for_each(|r| self.multiply::<L>(&found, g, r));
             }

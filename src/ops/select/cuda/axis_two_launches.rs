@@ -99,9 +99,8 @@ impl AxisTwoLaunchesPlan {
         };
         let (_, ctas) = clusters.into_iter().find(fits)?;
         let [keys, room, select_bytes] = Self::select_room(form, ctas);
-        // As many tiles are on their way as leave a place for a CTA of either kernel, if registers leave one and a warp still has
-        // two of its tiles on their way.
-        // An index without room for a block still has a stage.
+        // As many stages as leave a multiprocessor room for a CTA of either kernel, if registers leave it and each warp still has two
+        // stages. An index without room for a block still has one.
         let most = MOST_STAGES.min(most_tiles.div_ceil(slices).div_ceil(WARPS)).max(1);
         let of_both = whole.bytes - (MULTIPLY_SHARED + RESERVED) as usize;
         let multiply_bytes = |stages: usize| stages * form.stage_bytes + form.query_bytes;
@@ -118,7 +117,7 @@ impl AxisTwoLaunchesPlan {
             stages,
             keys,
             room,
-            // So much that no multiprocessor has a place for two CTAs that multiply.
+            // At least so much that no multiprocessor has room for two CTAs that multiply.
             multiply_bytes: multiply_bytes(stages).max(of_both.saturating_sub(select_bytes)),
             select_bytes,
             products,

@@ -132,7 +132,7 @@ pub struct ClusterTop {
 
 impl ClusterTop {
     fn of(kernel: Kernel, stored: usize) -> ClusterTop {
-        // As in kernels/common/cluster_prefilter.cuh: its divide(), and the few or all keys that come.
+        // The sizes are those of kernels/common/cluster_prefilter.cuh: a CTA's share by divide(), and room for the keys that reach the first CTA.
         let own = stored.div_ceil(TOP_CTAS).next_multiple_of(32);
         ClusterTop { kernel, own, all: own + (TOP_CTAS * THREADS as usize * 2).max(stored.next_multiple_of(4)) }
     }
