@@ -11,19 +11,19 @@
  * A call takes a session, a struct of arguments and a stream (README.md has a whole program):
  *
  *   vwd_session *session = NULL;
- *   vwd_status status = vwd_session_create(NULL, &session);  NULL: all defaults, so CUDA where there is a device, else the CPU
- *   vwd_verify_args args = VWD_VERIFY_ARGS_INIT;             sets struct_size and leaves the rest zero: the default, or absent
- *   args.draft = ...;                                        a vwd_tensor: a view of the caller's memory
- *   status = vwd_verify(session, &args, stream);             CUDA: enqueues on the stream. CPU: is done on return
- *   if (status != VWD_OK) vwd_last_error(text, sizeof text); call, argument, what was found, what was expected
+ *   vwd_status status = vwd_session_create(NULL, &session);  // NULL: all defaults, so CUDA where there is a device, else the CPU
+ *   vwd_verify_args args = VWD_VERIFY_ARGS_INIT;             // sets struct_size and leaves the rest zero: the default, or absent
+ *   args.draft = ...;                                        // a vwd_tensor: a view of the caller's memory
+ *   status = vwd_verify(session, &args, stream);             // CUDA: enqueues on the stream. CPU: is done on return
+ *   if (status != VWD_OK) vwd_last_error(text, sizeof text); // call, argument, what was found, what was expected
  *
  * Conventions, which docs/abi.md has in full:
  * - Every call that can fail returns vwd_status, and writes results only on success.
  * - Structs are initialised with their VWD_..._INIT macro.
  * - Pointers and tensors are required unless their comment says otherwise.
- * - Tensors are borrowed, never kept. One that a call writes ("out") overlaps no other of its tensors, and none of its elements
- *   another one, where nothing else is said.
- * - A row of a comment such as "args->q [B, Hq, D] float16" has the field, its shape and its dtype. [B, (Q,) Hq, D] may lack Q.
+ * - Tensors are borrowed, never kept. One that a call writes ("out") shares memory with no other tensor of the call, and has no two
+ *   elements in one place, unless its comment says otherwise.
+ * - A line of a comment such as "args->q [B, Hq, D] float16" has the field, its shape and its dtype. [B, (Q,) Hq, D] may lack Q.
  *
  * Symbols: B sequences, γ draft length, Q query positions of a sequence, Hq query heads, Hk KV heads, G = Hq / Hk, D channels of a
  * key or query, Dv those of a value, P tokens of a page, S tokens of a block, the unit of selection, nb blocks of a sequence. A row
