@@ -302,8 +302,11 @@ fn session_refuses_variants_that_no_family_has() {
     assert!(create(c"").is_ok() && create(c"predictor=cluster").is_ok());
     for (text, words) in [
         (c"predictor", "options.variants: \"predictor\"; expected entries family=variant"),
-        (c"predicter=cluster", "options.variants: \"predicter=cluster\"; expected a family of "),
-        (c"predictor=clusters", "options.variants: \"predictor=clusters\"; expected a variant of one_cta, cluster"),
+        (c"predicter=cluster", "options.variants: \"predicter=cluster\"; expected one of the families "),
+        (
+            c"predictor=clusters",
+            "options.variants: \"predictor=clusters\"; expected one of the variants of predictor: one_cta, cluster",
+        ),
     ] {
         let (status, found) = create(text).err().expect("refused");
         assert_eq!((status, found.starts_with(words)), (VWD_ERROR_INVALID_ARGUMENT, true), "{found}");

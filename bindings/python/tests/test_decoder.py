@@ -136,6 +136,8 @@ class DecoderTest(unittest.TestCase):
         with session() as s:
             with self.assertRaisesRegex(vanward.InvalidArgument, r"options\.policy\.ratio: 0\.5; expected"):
                 self.decoder(s, strategy=Strategy.FORESEEN, ratio=0.5)
+            with self.assertRaisesRegex(TypeError, "decoder_create: block: no such field; expected one of layers, max_rows"):
+                vanward.Decoder(s, dtype="float32", **self.sizes(), block=8)
             with self.decoder(s, strategy=Strategy.FORESEEN) as decoder:
                 decoder.begin(seq_lens=np.array([9], np.int32), page_table=self.table)
                 with self.assertRaisesRegex(vanward.InvalidArgument, "decoder_foresee: q: absent without a forecast"):

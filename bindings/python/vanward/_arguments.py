@@ -296,9 +296,13 @@ class _Lowering:
     def fill(self, struct: Structure, values: Mapping[str, Any], prefix: str = "") -> None:
         types = _types(type(struct))
         for name, value in values.items():
+            path = prefix + name
+            if name not in types:
+                known = ", ".join(field for field in types if field not in ("struct_size", "flags", "reserved"))
+                raise TypeError(f"{path}: no such field; expected one of {known}")
             if value is None:
                 continue
-            kind, path = types[name], prefix + name
+            kind = types[name]
             if kind is _header.vwd_tensor:
                 setattr(struct, name, self.tensor(value, path, self.writable and name not in _INPUTS))
             elif kind in _RANGES:

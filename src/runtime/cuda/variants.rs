@@ -128,12 +128,12 @@ impl Forced {
                 .ok_or_else(|| Error::argument(source, found(), "entries family=variant, separated by commas"))?;
             let list = lists.iter().find(|list| list.family == family).ok_or_else(|| {
                 let families: Vec<_> = lists.iter().map(|list| list.family).collect();
-                Error::argument(source, found(), format!("a family of {}", families.join(", ")))
+                Error::argument(source, found(), format!("one of the families {}", families.join(", ")))
             })?;
-            let index =
-                list.names.iter().position(|known| *known == name).ok_or_else(|| {
-                    Error::argument(source, found(), format!("a variant of {}", list.names.join(", ")))
-                })?;
+            let index = list.names.iter().position(|known| *known == name).ok_or_else(|| {
+                let expected = format!("one of the variants of {family}: {}", list.names.join(", "));
+                Error::argument(source, found(), expected)
+            })?;
             forced.retain(|(known, _)| *known != list.family);
             forced.push((list.family, index));
         }
@@ -251,10 +251,13 @@ mod tests {
     fn unknown_names_are_refused_with_the_known_ones() {
         let refused = |text| Forced::parse("options.variants", text, &LISTS).unwrap_err().to_string();
         assert_eq!(refused("sort"), "options.variants: \"sort\"; expected entries family=variant, separated by commas");
-        assert_eq!(refused("short=radix"), "options.variants: \"short=radix\"; expected a family of sort, scan");
+        assert_eq!(
+            refused("short=radix"),
+            "options.variants: \"short=radix\"; expected one of the families sort, scan"
+        );
         assert_eq!(
             refused("sort=heap"),
-            "options.variants: \"sort=heap\"; expected a variant of network, radix, merge"
+            "options.variants: \"sort=heap\"; expected one of the variants of sort: network, radix, merge"
         );
     }
 }
