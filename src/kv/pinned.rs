@@ -4,7 +4,7 @@ use crate::core::status::Result;
 use crate::runtime::Session;
 use std::sync::Arc;
 
-/// Pinned memory from a session's pool, given back on drop.
+/// Pinned memory from a session's pool, given back on drop: by then no stream uses it.
 pub struct Pinned {
     session: Arc<Session>,
     data: *mut u8,
@@ -25,7 +25,6 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // The session cannot refuse memory that came from it.
-        let _ = self.session.pinned_free(self.data.cast(), std::ptr::null_mut());
+        self.session.pinned_free_unused(self.data.cast());
     }
 }

@@ -356,6 +356,15 @@ impl Session {
             Backend::Cuda(cuda) => cuda.pinned_free(pointer, stream),
         }
     }
+
+    /// The same of memory from this session that no stream uses any more.
+    pub fn pinned_free_unused(&self, pointer: *mut c_void) {
+        match &self.backend {
+            // It cannot refuse what came from it.
+            Backend::Cpu(cpu) => drop(cpu.host.free(pointer)),
+            Backend::Cuda(cuda) => cuda.pinned_free_unused(pointer),
+        }
+    }
 }
 
 /// The variants that the options force, or else the environment.

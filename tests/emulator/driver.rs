@@ -1,13 +1,13 @@
 //! The driver's functions, as far as the library and its tests call them. Work is done when it is enqueued, so that streams are always
 //! empty and events always over; a capture writes it down, and a graph does it in the order of writing.
 
+use crate::captures;
 use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Node, Work, settings};
 use crate::failures::fails;
 use crate::memory::Fault;
 use crate::streams::Works;
 use cudarc::driver::sys::*;
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -25,6 +25,7 @@ thread_local! {
 #[derive(Default)]
 struct Stream {
     capture: Option<Capture>,
+    is_non_blocking: bool,
 }
 
 struct Capture {
@@ -38,9 +39,6 @@ struct Capture {
 struct Event {
     captured: Option<Capture>,
 }
-
-/// Streams of each capture under way, that which began it first. Addresses, of streams that the caller keeps.
-static CAPTURES: Mutex<BTreeMap<u64, Vec<usize>>> = Mutex::new(BTreeMap::new());
 
 impl Capture {
     fn same(&self) -> Capture {
@@ -89,8 +87,22 @@ unsafe fn stream<'s>(handle: CUstream) -> Option<&'s mut Stream> {
     (handle as usize > DEFAULTS).then(|| unsafe { &mut *handle.cast::<Stream>() })
 }
 
+/// Whether a handle is of the legacy default stream.
+fn is_legacy(handle: CUstream) -> bool {
+    const LEGACY: usize = 1;
+    handle as usize <= LEGACY
+}
+
+/// Whether the stream is the legacy default stream, which waits for streams of which one is being captured; that capture is broken then.
+fn meets_capture(handle: CUstream) -> bool {
+    is_legacy(handle) && captures::break_blocking()
+}
+
 /// Does it, or writes it down.
 unsafe fn enqueue(handle: CUstream, work: Work) -> R {
+    if meets_capture(handle) {
+        return R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
     // SAFETY: the caller's handle; the graph lives as long as the capture.
     unsafe {
         if let Some(capture) = stream(handle).and_then(|stream| stream.capture.as_mut()) {
@@ -136,6 +148,9 @@ macro_rules! driver {
                 });
                 if fails(stringify!($name)) {
                     return R::CUDA_ERROR_OUT_OF_MEMORY;
+                }
+                if captures::forbid(stringify!($name)) {
+                    return R::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
                 }
                 // SAFETY: the caller's.
                 unsafe { $body }
@@ -346,17 +361,21 @@ driver! {
     fn cuStreamSynchronize(handle: CUstream) { synchronize(|works| works.host_waits(handle as usize)) }
     fn cuStreamQuery(handle: CUstream) { synchronize(|works| works.host_waits(handle as usize)) }
     fn cuStreamWaitEvent(handle: CUstream, event: CUevent, flags: c_uint) {
+        if meets_capture(handle) {
+            return R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
         let captured = (*event.cast::<Event>()).captured.as_ref();
         let own = stream(handle).map(|stream| &mut stream.capture);
         match (captured, own) {
             (None, None | Some(None)) => with(|device| device.works.waits(handle as usize, event as usize)),
             (Some(event), Some(own)) => {
-                let mut captures = CAPTURES.lock();
-                let Some(streams) = captures.get_mut(&event.id) else { return R::CUDA_ERROR_CAPTURED_EVENT };
+                if !captures::is_under_way(event.id) {
+                    return R::CUDA_ERROR_CAPTURED_EVENT;
+                }
                 match own {
                     // The stream joins the capture.
                     None => {
-                        streams.push(handle as usize);
+                        captures::join(event.id, handle as usize);
                         *own = Some(event.same());
                     }
                     Some(own) if own.id == event.id => own.before.extend(&event.before),
@@ -369,6 +388,9 @@ driver! {
         OK
     }
     fn cuStreamIsCapturing(handle: CUstream, found: *mut CUstreamCaptureStatus) {
+        if is_legacy(handle) && captures::has_blocking() {
+            return R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
         *found = capture_status(stream(handle).is_some_and(|stream| stream.capture.is_some()));
         OK
     }
@@ -378,7 +400,7 @@ driver! {
             Some(stream) if stream.capture.is_none() => {
                 let graph = Box::into_raw(Box::<Graph>::default());
                 let id = NEXT.fetch_add(1, Relaxed);
-                CAPTURES.lock().insert(id, vec![handle as usize]);
+                captures::begin(id, handle as usize, mode, !stream.is_non_blocking);
                 stream.capture = Some(Capture { id, graph, before: vec![] });
                 OK
             }
@@ -389,19 +411,16 @@ driver! {
         let Some(capture) = stream(handle).and_then(|stream| stream.capture.as_ref()).map(Capture::same) else {
             return R::CUDA_ERROR_INVALID_VALUE;
         };
-        let mut captures = CAPTURES.lock();
-        if captures.get(&capture.id).and_then(|streams| streams.first()) != Some(&(handle as usize)) {
-            return R::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-        }
+        let Some(ended) = captures::end(capture.id, handle as usize) else { return R::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED };
         // What other streams did has to come before what this one would do next.
         let (passed, mut is_joined) = (capture.passed(), true);
-        for other in captures.remove(&capture.id).unwrap_or_default() {
+        for other in ended.streams {
             let other = stream(other as CUstream).and_then(|stream| stream.capture.take());
             is_joined &= other.is_none_or(|other| other.passed().is_subset(&passed));
         }
-        if !is_joined {
+        if ended.is_broken || !is_joined {
             *graph = std::ptr::null_mut();
-            return R::CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+            return if ended.is_broken { R::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED } else { R::CUDA_ERROR_STREAM_CAPTURE_UNJOINED };
         }
         *graph = capture.graph.cast();
         OK
@@ -414,6 +433,9 @@ driver! {
         before: *mut *const CUgraphNode,
         count: *mut usize,
     ) {
+        if is_legacy(handle) && captures::has_blocking() {
+            return R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
         let capture = stream(handle).and_then(|stream| stream.capture.as_ref());
         *found = capture_status(capture.is_some());
         if let Some(capture) = capture {
@@ -429,7 +451,7 @@ driver! {
         OK
     }
     fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
-        *mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        *mode = captures::exchange_mode(*mode);
         OK
     }
     fn cuGraphAddKernelNode_v2(node: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, parameters: *const CUDA_KERNEL_NODE_PARAMS) {
@@ -522,6 +544,9 @@ driver! {
         OK
     }
     fn cuEventRecord(event: CUevent, on: CUstream) {
+        if meets_capture(on) {
+            return R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
         let captured = stream(on).and_then(|stream| stream.capture.as_ref()).map(Capture::same);
         if captured.is_none() {
             with(|device| device.works.records(event as usize, on as usize));
@@ -575,8 +600,8 @@ fn synchronize(waits: impl FnOnce(&mut Works)) -> R {
 }
 
 fn create_stream(flags: c_uint) -> CUstream {
-    let handle: CUstream = Box::into_raw(Box::<Stream>::default()).cast();
     let is_non_blocking = flags & CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32 != 0;
+    let handle: CUstream = Box::into_raw(Box::new(Stream { capture: None, is_non_blocking })).cast();
     with(|device| device.works.creates(handle as usize, is_non_blocking));
     handle
 }

@@ -3,10 +3,11 @@
 //! README.md says how it is used, what it knows, what it checks beyond hardware and what it cannot see, and names the files in reading order.
 //!
 //! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, matrix: what they
-//! do; races: what they must not; streams: what orders launches; device, driver, failures: what a program
+//! do; races: what they must not; streams: what orders launches; device, driver, captures, failures: what a program
 //! sees of it.
 
 mod access;
+mod captures;
 #[cfg(test)]
 mod checks;
 mod compute;

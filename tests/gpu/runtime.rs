@@ -19,6 +19,7 @@ pub const CASES: &[Case] = &[
     ("arenas_are_made_on_demand_and_forgotten_ones_used_again", arenas_are_made_on_demand),
     ("per_thread_default_streams_have_arenas_of_their_own", per_thread_default_streams_have_arenas_of_their_own),
     ("reserve_leaves_a_capture_alone", reserve_leaves_a_capture_alone),
+    ("pinned_memory_and_handles_leave_a_capture_alone", pinned_memory_and_handles_leave_a_capture_alone),
     ("scratch_that_is_missing_or_too_small_is_an_error", scratch_that_is_missing_or_too_small_is_an_error),
     ("topk_is_the_same_without_scratch", topk_is_the_same_without_scratch),
     ("device_that_does_not_exist_is_unavailable", device_that_does_not_exist_is_unavailable),
@@ -257,6 +258,59 @@ fn reserve_leaves_a_capture_alone(backend: &Backend) {
     });
     graph.replay();
     known.check();
+}
+
+/// What an engine makes and releases while another of its streams is captured, in the mode that forbids waits and allocations to every thread.
+fn pinned_memory_and_handles_leave_a_capture_alone(backend: &Backend) {
+    let (session, known, stream) = (cuda_session(args()), Known::new(backend), backend.stream());
+    let cache = vwd_kv_cache_options {
+        layers: 1,
+        kv_heads: 1,
+        block_size: 8,
+        key_dim: 16,
+        value_dim: 16,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        max_sequences: 1,
+        max_blocks: 4,
+        host_blocks: 4,
+        slots: 4,
+        ..args()
+    };
+    let with_cache = || {
+        let mut made = std::ptr::null_mut();
+        // SAFETY: valid arguments; released once.
+        unsafe {
+            assert_ok(vwd_kv_cache_create(session.raw(), &cache, &mut made));
+            vwd_kv_cache_release(made);
+        }
+    };
+    let with_pinned = |bytes| {
+        let pointer = pinned(&session, bytes);
+        // SAFETY: handed out above.
+        assert_ok(unsafe { vwd_pinned_free(session.raw(), pointer, session_stream(&session)) });
+    };
+    // What is asked for in the capture was used before, or was not.
+    with_pinned(4096);
+    for is_blocking in [false, true] {
+        let mut captured = std::ptr::null_mut();
+        // SAFETY: the context is current.
+        unsafe { check(sys::cuStreamCreate(&mut captured, !is_blocking as u32)) };
+        let graph = Graph::capture(captured, || {
+            known.enqueue(session.raw(), captured.cast());
+            with_pinned(4096);
+            with_pinned(1 << 20);
+            with_cache();
+            drop(cuda_session(vwd_session_options { check: VWD_CHECK_CONTENTS as u64, ..args() }));
+        });
+        graph.replay();
+        known.check();
+        drop(graph);
+        // SAFETY: idle, destroyed once.
+        unsafe { check(sys::cuStreamDestroy_v2(captured)) };
+    }
+    assert_eq!(session.details().pinned_in_use, 0);
+    synchronize(stream);
 }
 
 /// Dense attention over sequences that are long enough for several CTAs each.

@@ -2,6 +2,7 @@
 //! families are loaded when a session is created, so that no kernel loads inside a graph capture.
 
 use super::Facts;
+use super::arena::Allocating;
 use super::context::Context;
 use super::module::{Image, Kernel, Module};
 use super::variants::VariantList;
@@ -196,7 +197,10 @@ fn load_modules(sources: &[(&'static str, Image)], context: &Context) -> Result<
     let work = || {
         loop {
             let Some(((name, image), slot)) = queue.lock().next() else { break };
-            *slot = Some(context.enter().and_then(|_entered| Module::load(name, image)));
+            *slot = Some(context.enter().and_then(|_entered| {
+                let _allocating = Allocating::enter()?;
+                Module::load(name, image)
+            }));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());

@@ -33,7 +33,7 @@ use super::log::{Level, Log};
 use crate::abi::{VWD_DEVICE_CUDA, vwd_session_details, vwd_stream};
 use crate::core::status::{Code, Error, Result};
 use crate::core::text::fixed_text;
-use arena::Arenas;
+use arena::{Allocating, Arenas};
 use context::{Context, Entered};
 use copies::Copies;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUstream};
@@ -121,6 +121,7 @@ impl Cuda {
         let families = &[families, if delay_nanoseconds.is_some() { DELAYS } else { &[] }].concat();
         let context = Context::retain(options.device_id)?;
         let entered = context.enter()?;
+        let allocating = Allocating::enter()?;
         let mut facts = Facts::read(&context)?;
         let started = Instant::now();
         let kernels = Loaded::load(families, &context, &facts)?;
@@ -129,7 +130,7 @@ impl Cuda {
         log_creation(&log, &context, &facts, &kernels);
         let streams = create_streams()?;
         let reports = checks.then(Reports::alloc).transpose()?;
-        drop(entered);
+        drop((allocating, entered));
         let (arenas, pinned) = (Arenas::new(options.scratch_bytes, log), PinnedPool::new(options.pinned_limit));
         let copies = Copies::find();
         Ok(Cuda {
@@ -195,6 +196,10 @@ impl Cuda {
         self.pinned.free(pointer, stream.cast())
     }
 
+    pub fn pinned_free_unused(&self, pointer: *mut c_void) {
+        self.pinned.free_unused(pointer);
+    }
+
     /// Device memory with these values, which are there on return. Freed by [`Cuda::free`].
     pub fn upload<T: Copy>(&self, values: &[T]) -> Result<CUdeviceptr> {
         let _entered = self.context.enter()?;
@@ -248,6 +253,7 @@ impl Drop for Cuda {
         let Ok(_entered) = self.context.enter() else {
             return; // the process is ending, or the device is lost: there is nothing to give back
         };
+        let _allocating = Allocating::enter();
         for stream in self.streams {
             // SAFETY: created by this session, destroyed once.
             let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
@@ -445,7 +451,7 @@ impl Enqueue<'_> {
             let expected = "one that is not: the session checks contents, for which each call waits";
             return Err(Error::argument("stream", format!("{:p} is capturing a graph", self.stream), expected));
         }
-        let _waiting = arena::Allocating::enter()?;
+        let _waiting = Allocating::enter()?;
         let memory = self.cuda.reports.as_ref().expect("memory of a session that checks contents").lock();
         let reports = memory.places(count);
         let enqueued = enqueue(reports);

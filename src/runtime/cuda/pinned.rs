@@ -1,6 +1,7 @@
 //! The pinned pool: host memory that every device can reach, in size classes, handed out again once the stream that used
 //! it last has passed.
 
+use super::arena::Allocating;
 use super::driver::check;
 use crate::core::status::{Code, Error, Result};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
@@ -68,6 +69,7 @@ impl PinnedPool {
             Some(class) if bytes > 0 => class,
             _ => return Err(Error::argument("bytes", bytes, "1 to 2^62")),
         };
+        let _allocating = Allocating::enter()?;
         let mut state = self.state.lock();
         let in_use = state.usage.in_use;
         if in_use + class > self.limit {
@@ -103,11 +105,13 @@ impl PinnedPool {
         };
         // SAFETY: the event lives as long as the piece; the stream is the caller's.
         check(unsafe { sys::cuEventRecord(piece.last_use, stream) }, "cuEventRecord")?;
-        let piece = state.used.remove(&(pointer as usize)).expect("found above");
-        state.usage.in_use -= piece.bytes;
-        state.usage.cached += piece.bytes;
-        state.idle.push(piece);
+        state.give_back(pointer);
         Ok(())
+    }
+
+    /// Takes memory back that no stream uses any more.
+    pub fn free_unused(&self, pointer: *mut c_void) {
+        self.state.lock().give_back(pointer);
     }
 
     pub fn usage(&self) -> Usage {
@@ -122,6 +126,13 @@ impl PinnedPool {
 }
 
 impl State {
+    fn give_back(&mut self, pointer: *mut c_void) {
+        let Some(piece) = self.used.remove(&(pointer as usize)) else { return };
+        self.usage.in_use -= piece.bytes;
+        self.usage.cached += piece.bytes;
+        self.idle.push(piece);
+    }
+
     /// A piece of this class whose last use is over.
     fn take_idle(&mut self, class: u64) -> Option<Piece> {
         let at = self.idle.iter().position(|piece| piece.bytes == class && piece.is_passed())?;
