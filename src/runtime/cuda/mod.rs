@@ -129,7 +129,7 @@ impl Cuda {
         let (log, ran) = (options.log, Ran::new(kernels.variants()));
         log_creation(&log, &context, &facts, &kernels);
         let streams = create_streams()?;
-        let reports = checks.then(Reports::alloc).transpose()?;
+        let reports = checks.then(Reports::alloc).transpose().inspect_err(|_| destroy_streams(&streams))?;
         drop((allocating, entered));
         let (arenas, pinned) = (Arenas::new(options.scratch_bytes, log), PinnedPool::new(options.pinned_limit));
         let copies = Copies::find();
@@ -254,10 +254,7 @@ impl Drop for Cuda {
             return; // the process is ending, or the device is lost: there is nothing to give back
         };
         let _allocating = Allocating::enter();
-        for stream in self.streams {
-            // SAFETY: created by this session, destroyed once.
-            let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
-        }
+        destroy_streams(&self.streams);
         self.arenas.release();
         self.pinned.release();
         self.reports.iter().for_each(Reports::release);
@@ -362,13 +359,18 @@ fn create_streams() -> Result<[CUstream; Role::COUNT]> {
         // SAFETY: the context is current.
         let made = unsafe { sys::cuStreamCreateWithPriority(&mut streams[role as usize], flags, priority) };
         check(made, "cuStreamCreateWithPriority").inspect_err(|_| {
-            for stream in streams.into_iter().filter(|stream| !stream.is_null()) {
-                // SAFETY: created in this loop.
-                let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
-            }
+            destroy_streams(&streams);
         })?;
     }
     Ok(streams)
+}
+
+/// Those that were created, once. The context is current.
+fn destroy_streams(streams: &[CUstream]) {
+    for &stream in streams.iter().filter(|stream| !stream.is_null()) {
+        // SAFETY: says the caller.
+        let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
+    }
 }
 
 /// One call's place on the caller's stream; the context is current while it lives.
