@@ -10,6 +10,8 @@
 mod compact;
 mod cpu;
 mod cuda;
+#[cfg(test)]
+mod failures;
 mod options;
 mod pinned;
 mod sequences;
@@ -36,7 +38,7 @@ use crate::runtime::{Session, require_no_flags};
 use cuda::{Bookkeeping, Tables};
 use options::{CacheOptions, Part};
 use parking_lot::Mutex;
-use sequences::{Opened, Sequences};
+use sequences::{Before, Opened, Sequences};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -165,22 +167,27 @@ impl KvCache {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
         let sequence = sequences.add()?;
-        store.add(&on, sequence as usize)?;
+        let done = store.add(&on, sequence as usize);
+        sequences.settle(done, Before::nothing(sequence))?;
         Ok(sequence)
     }
 
     pub fn extend(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
+        let before = sequences.before(sequence, usize::MAX)?;
         let whole = sequences.extend(sequence, tokens)?;
-        store.extend(&on, &changed(sequences, sequence, [whole * self.options.block_size, whole], None))
+        let kept = [whole * self.options.block_size, whole];
+        let done = store.extend(&on, &changed(sequences, sequence, kept, None));
+        sequences.settle(done, before)
     }
 
     pub fn fork(&self, parent: u32, tokens: u64, stream: vwd_stream) -> Result<u32> {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
         let (child, opened) = sequences.fork(parent, tokens)?;
-        store.fork(&on, parent as usize, &changed(sequences, child, self.kept(tokens), opened))?;
+        let done = store.fork(&on, parent as usize, &changed(sequences, child, self.kept(tokens), opened));
+        sequences.settle(done, Before::nothing(child))?;
         Ok(child)
     }
 
@@ -192,17 +199,21 @@ impl KvCache {
     pub fn truncate(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
+        let kept = self.kept(tokens);
+        let before = sequences.before(sequence, kept[1])?;
         let truncated = sequences.truncate(sequence, tokens)?;
-        store.truncate(&on, &changed(sequences, sequence, self.kept(tokens), truncated.opened))?;
-        store.drop_blocks(&on, &truncated.dropped)
+        let done = store.truncate(&on, &changed(sequences, sequence, kept, truncated.opened));
+        let done = done.and_then(|()| store.drop_blocks(&on, &truncated.dropped));
+        sequences.settle(done, before)
     }
 
     pub fn free(&self, sequence: u32, stream: vwd_stream) -> Result<()> {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
+        let before = sequences.before(sequence, 0)?;
         let dropped = sequences.free(sequence)?;
-        store.free(&on, sequence as usize)?;
-        store.drop_blocks(&on, &dropped)
+        let done = store.free(&on, sequence as usize).and_then(|()| store.drop_blocks(&on, &dropped));
+        sequences.settle(done, before)
     }
 
     // --- calls ---------------------------------------------------------------------------------------------------

@@ -33,6 +33,22 @@ pub struct Opened {
     pub content: u32,
 }
 
+/// What a change of a sequence is taken back by, where the device was not told of it.
+pub struct Before {
+    sequence: u32,
+    /// The number of its blocks; `None` if there was no such sequence.
+    len: Option<usize>,
+    /// The last of these blocks, which the change may have given up.
+    last: Vec<i32>,
+}
+
+impl Before {
+    /// There was no such sequence.
+    pub fn nothing(sequence: u32) -> Before {
+        Before { sequence, len: None, last: Vec::new() }
+    }
+}
+
 /// The changes that a truncation made.
 pub struct Truncated {
     pub opened: Option<Opened>,
@@ -70,6 +86,34 @@ impl Sequences {
     pub fn blocks(&self, sequence: usize) -> Option<&[i32]> {
         let len = (*self.lens.get(sequence)?)?;
         Some(&self.table[sequence * self.max_blocks..][..len])
+    }
+
+    /// What a change that keeps the first `kept` blocks of a sequence is taken back by.
+    pub fn before(&self, sequence: u32, kept: usize) -> Result<Before> {
+        let len = self.len("sequence", sequence)?;
+        let blocks = &self.table[sequence as usize * self.max_blocks..][kept.min(len)..len];
+        Ok(Before { sequence, len: Some(len), last: collected(blocks.iter().copied(), DROPPED)? })
+    }
+
+    /// Takes the last change back, which was of this sequence, if it could not be done on the device.
+    pub fn settle(&mut self, done: Result<()>, before: Before) -> Result<()> {
+        done.inspect_err(|_| self.take_back(before))
+    }
+
+    fn take_back(&mut self, Before { sequence, len, last }: Before) {
+        let (sequence, kept) = (sequence as usize, len.unwrap_or(0) - last.len());
+        let row = &mut self.table[sequence * self.max_blocks..][..self.max_blocks];
+        for entry in row[kept..].iter_mut().take_while(|entry| **entry != NONE) {
+            self.holders[std::mem::replace(entry, NONE) as usize] -= 1;
+        }
+        for (entry, &block) in row[kept..].iter_mut().zip(&last) {
+            *entry = block;
+            self.holders[block as usize] += 1;
+        }
+        self.lens[sequence] = len;
+        let free = (0..self.holders.len()).rev().filter(|&block| self.holders[block] == 0);
+        self.free.clear();
+        self.free.extend(free.map(|block| block as u32));
     }
 
     fn len(&self, name: &str, sequence: u32) -> Result<usize> {
