@@ -230,7 +230,9 @@ pub unsafe extern "C" fn vwd_decoder_begin(
 ///
 /// What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
 /// for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
-/// refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen.
+/// refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen. Where a call of
+/// the step fails, its stream waits for all that was foreseen, so that the step may be given up; else `vwd_decoder_begin` of the next step
+/// waits for it, and sequences of a cache are changed after that.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
 /// scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes

@@ -14,6 +14,10 @@ pub const CASES: &[Case] = &[
     ("decoder_replays_a_round_of_drafts", decoder_replays_a_round_of_drafts),
     ("decoder_replays_what_its_budget_decided_at_the_capture", decoder_replays_what_its_budget_decided_at_the_capture),
     (
+        "decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream",
+        decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream,
+    ),
+    (
         "decoder_gives_the_same_bits_whenever_its_side_streams_run",
         decoder_gives_the_same_bits_whenever_its_side_streams_run,
     ),
@@ -315,6 +319,43 @@ fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) 
 }
 
 /// A budget of the decoder's layers.
+/// What was foreseen of later layers is waited for by the stream on which a layer fails: a capture could not end otherwise, and what the
+/// engine does to its sequences then would meet the selection that still runs.
+fn decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream(backend: &Backend) {
+    let side = Side::new(backend, FORESEEN, std::ptr::null());
+    let (step, stream) = (&side.steps[0], backend.stream());
+    side.place(0, &[[100; ROWS], [1; ROWS], [99; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]]);
+    side.reserve();
+    // SAFETY: the tensors outlive the stream's work.
+    let attend = |args: &vwd_decoder_attend_args| unsafe { vwd_decoder_attend(side.decoder.0, args, stream) };
+    Graph::capture(stream.cast(), || {
+        side.begin(step);
+        side.foresee(step, 1);
+        let wrong = vwd_decoder_attend_args { new_v: absent(), ..side.attend_args(step, 0) };
+        assert_fails(attend(&wrong), VWD_ERROR_INVALID_ARGUMENT, &["new_v: "]);
+    });
+    Graph::capture(stream.cast(), || {
+        side.begin(step);
+        side.foresee(step, 0);
+        let args = vwd_decoder_foresee_args { layer: LAYERS as u32, ..args() };
+        // SAFETY: as above.
+        let status = unsafe { vwd_decoder_foresee(side.decoder.0, std::ptr::null(), &args, stream) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["layer: "]);
+    });
+    // The step goes on where the call that failed is made again.
+    Graph::capture(stream.cast(), || {
+        side.begin(step);
+        (0..LAYERS).for_each(|layer| side.foresee(step, layer));
+        assert_fails(
+            attend(&vwd_decoder_attend_args { out: absent(), ..side.attend_args(step, 0) }),
+            VWD_ERROR_INVALID_ARGUMENT,
+            &["out: "],
+        );
+        (0..LAYERS).for_each(|layer| assert_ok(attend(&side.attend_args(step, layer))));
+    })
+    .replay();
+}
+
 fn budget(backend: &Backend, time: fn(&str, usize) -> Option<f32>) -> Budget {
     let mut options = vwd_budget_options {
         query_heads: HEADS[0] as u32,

@@ -35,6 +35,23 @@ impl Decoder {
         rope: &vwd_rope,
         stream: vwd_stream,
     ) -> Result<()> {
+        self.foresee_layer(forecast, c, rope, stream).inspect_err(|_| self.join_after_failure(stream))
+    }
+
+    /// The caller's stream waits for what was foreseen where a call of the step fails: the step may be given up, and its sequences changed.
+    pub(super) fn join_after_failure(&self, stream: vwd_stream) {
+        if let Ok(on) = self.session.on(stream) {
+            let _ = self.join_last_foresight(&on);
+        }
+    }
+
+    fn foresee_layer(
+        &self,
+        forecast: Option<&Forecast>,
+        c: &vwd_decoder_foresee_args,
+        rope: &vwd_rope,
+        stream: vwd_stream,
+    ) -> Result<()> {
         require_no_flags("flags", c.flags)?;
         let layer = Layer::new(self, c.layer)?;
         if layer.step.positions != 1 {

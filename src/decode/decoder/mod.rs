@@ -188,6 +188,10 @@ impl Decoder {
     // --- a step --------------------------------------------------------------------------------------------------
 
     pub fn attend(&self, c: &vwd_decoder_attend_args, stream: vwd_stream) -> Result<()> {
+        self.attend_layer(c, stream).inspect_err(|_| self.join_after_failure(stream))
+    }
+
+    fn attend_layer(&self, c: &vwd_decoder_attend_args, stream: vwd_stream) -> Result<()> {
         let attend = Attend::new(self, c)?;
         // The layer fetches by itself what was foreseen of it.
         self.to_fetch.lock().retain(|&layer| layer != c.layer as usize);
