@@ -549,6 +549,51 @@ func TestKvCache(t *testing.T) {
 	}
 }
 
+// What is handed to NewDecoder and Begin alone is there when Attend reads it.
+func TestDecoderKeepsTheTensorsOfItsStep(t *testing.T) {
+	const rows, tokens = 64, 8
+	s := cpuSession(t)
+	filled := func(n int, value float32) []float32 {
+		values := make([]float32, n)
+		for i := range values {
+			values[i] = value
+		}
+		return values
+	}
+	begun := func() *Decoder {
+		decoder, err := s.NewDecoder(DecoderOptions{
+			Layers: 1, MaxRows: rows, QueryHeads: 1, KVHeads: 1, KeyDim: 16, ValueDim: 16, DType: F32, PageSize: tokens, Pages: rows, BlockSize: tokens,
+			Policy: DecoderPolicy{Method: SelectAxis, K: 1}, AxisWeights: Of(filled(16, 1), 1, 1, 16), AxisCentre: Of(filled(16, 0), 1, 1, 16),
+		})
+		must(t, err)
+		lens, table := make([]int32, rows), make([]int32, rows)
+		for i := range lens {
+			lens[i], table[i] = tokens, int32(i)
+		}
+		must(t, decoder.Begin(DecoderStep{SeqLens: Of(lens), PageTable: Of(table, rows, 1)}, 0))
+		return decoder
+	}
+	decoder := begun()
+	defer decoder.Close()
+	runtime.GC()
+	runtime.GC()
+	var others [][]int32
+	for range 4096 {
+		others = append(others, make([]int32, rows))
+	}
+	k, v := filled(rows*tokens*16, 1), filled(rows*tokens*16, 3)
+	q, out := filled(rows*16, 1), make([]float32, rows*16)
+	must(t, decoder.Attend(DecoderAttendArgs{
+		K: Of(k, rows, tokens, 1, 16), V: Of(v, rows, tokens, 1, 16), Q: Of(q, rows, 1, 16), Out: Of(out, rows, 1, 16),
+	}, 0))
+	for _, x := range out {
+		if x != 3 {
+			t.Fatalf("%v; expected the mean of threes", x)
+		}
+	}
+	runtime.KeepAlive(others)
+}
+
 func TestDecoderOnCache(t *testing.T) {
 	const tokens = 40
 	s := cpuSession(t)
@@ -568,9 +613,6 @@ func TestDecoderOnCache(t *testing.T) {
 		must(t, cache.Extend(sequence, tokens, 0))
 
 		lens, sequences := make([]int32, 1), []int32{int32(sequence)}
-		var pins runtime.Pinner // Attend reads the tensors of the step.
-		pins.Pin(&lens[0])
-		pins.Pin(&sequences[0])
 		for token := range tokens {
 			if token == 16 { // A fork takes the whole blocks out of the tail.
 				fork, err := cache.Fork(sequence, 16, 0)
@@ -589,7 +631,6 @@ func TestDecoderOnCache(t *testing.T) {
 			// Every block is in the list, and every score alike: the mean of the values.
 			near(t, "mean of the values", out, float64(token)/2, 1e-4)
 		}
-		pins.Unpin()
 		info, err := cache.Info()
 		must(t, err)
 		if info.Misses == 0 {

@@ -56,8 +56,8 @@ type DecoderPolicy struct {
 	Holt        Holt
 }
 
-// DecoderOptions are those of NewDecoder; vwd_decoder_options documents them. AxisWeights and AxisCentre lie in memory that Go does
-// not move, and stay valid as long as the decoder.
+// DecoderOptions are those of NewDecoder; vwd_decoder_options documents them. AxisWeights and AxisCentre in Go's memory stay pinned
+// until Close.
 type DecoderOptions struct {
 	Layers       int
 	MaxRows      int
@@ -87,19 +87,20 @@ type DecoderOptions struct {
 
 // Decoder runs the attention of decode steps on the engine's own paged keys and values. It outlives its session.
 type Decoder struct {
-	handle handle[*C.vwd_decoder]
+	handle  handle[*C.vwd_decoder]
+	options lowering  // pins what lies in Go's memory
+	step    *lowering // the same of the last step
 }
 
 // NewDecoder creates a decoder.
 func (s *Session) NewDecoder(options DecoderOptions) (*Decoder, error) {
-	var l lowering
-	defer l.release()
-	c := options.lower(&l)
 	d := &Decoder{}
-	err := options.withBudget(&l, &c, func() error {
-		return s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
+	c := options.lower(&d.options)
+	err := options.withBudget(&d.options, &c, func() error {
+		return s.run(&d.options, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
 	})
 	if err != nil {
+		d.options.release()
 		return nil, err
 	}
 	return d, nil
@@ -107,14 +108,12 @@ func (s *Session) NewDecoder(options DecoderOptions) (*Decoder, error) {
 
 // NewDecoderOnCache creates a decoder whose keys and values are those of a tiered cache, which it keeps alive.
 func (s *Session) NewDecoderOnCache(options DecoderOptions, cache *KvCache) (*Decoder, error) {
-	var l lowering
-	defer l.release()
-	c := options.lower(&l)
 	d := &Decoder{}
+	c := options.lower(&d.options)
 	var err error
-	used := cache.run(&l, func(k *C.vwd_kv_cache) C.outcome {
-		err = options.withBudget(&l, &c, func() error {
-			return s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create_on_cache(h, &c, k, &d.handle.c) })
+	used := cache.run(&d.options, func(k *C.vwd_kv_cache) C.outcome {
+		err = options.withBudget(&d.options, &c, func() error {
+			return s.run(&d.options, func(h *C.vwd_session) C.outcome { return C.decoder_create_on_cache(h, &c, k, &d.handle.c) })
 		})
 		return C.outcome{}
 	})
@@ -122,6 +121,7 @@ func (s *Session) NewDecoderOnCache(options DecoderOptions, cache *KvCache) (*De
 		err = used
 	}
 	if err != nil {
+		d.options.release()
 		return nil, err
 	}
 	return d, nil
@@ -203,7 +203,11 @@ func (options DecoderOptions) withBudget(l *lowering, c *C.vwd_decoder_options, 
 // Close releases the decoder once calls in progress have returned. Closing again does nothing; calls after it fail.
 func (d *Decoder) Close() error {
 	if d != nil {
-		d.handle.close(func(c *C.vwd_decoder) { C.vwd_decoder_release(c) })
+		d.handle.close(func(c *C.vwd_decoder) {
+			C.vwd_decoder_release(c)
+			d.keep(nil)
+			d.options.release()
+		})
 	}
 	return nil
 }
@@ -218,8 +222,8 @@ func (d *Decoder) run(l *lowering, call func(*C.vwd_decoder) C.outcome) error {
 	return d.handle.use("decoder", call)
 }
 
-// DecoderStep is the step of Decoder.Begin; vwd_decoder_begin documents it. Attend reads its tensors after Begin has returned: they
-// lie in memory that Go does not move.
+// DecoderStep is the step of Decoder.Begin; vwd_decoder_begin documents it. Attend reads its tensors after Begin has returned: those in
+// Go's memory stay pinned until the next step or Close.
 type DecoderStep struct {
 	Mode      DecoderMode
 	Positions int
@@ -236,10 +240,22 @@ type DecoderStep struct {
 
 // Begin begins a step.
 func (d *Decoder) Begin(step DecoderStep, stream Stream) error {
-	var l lowering
-	defer l.release()
-	c := step.lower(&l)
-	return d.run(&l, func(h *C.vwd_decoder) C.outcome { return C.decoder_begin(h, &c, stream.c()) })
+	l := &lowering{}
+	c := step.lower(l)
+	if err := d.run(l, func(h *C.vwd_decoder) C.outcome { return C.decoder_begin(h, &c, stream.c()) }); err != nil {
+		l.release()
+		return err
+	}
+	d.keep(l)
+	return nil
+}
+
+// keep keeps what the last step pins, in place of the step before.
+func (d *Decoder) keep(step *lowering) {
+	if d.step != nil {
+		d.step.release()
+	}
+	d.step = step
 }
 
 func (step DecoderStep) lower(l *lowering) C.vwd_decoder_step {
