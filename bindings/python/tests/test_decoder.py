@@ -1,5 +1,6 @@
 """The decoder: a strategy by layer, what was foreseen, and what a step did."""
 
+import gc
 import unittest
 from ctypes import c_int32
 
@@ -131,6 +132,18 @@ class DecoderTest(unittest.TestCase):
         with self.assertRaises(vanward.InvalidArgument), session() as s, self.decoder(s) as decoder:
             decoder.begin(seq_lens=np.array([9], np.int32), page_table=self.table)
             decoder.attend(layer=0)  # pages are missing
+
+    def test_a_decoder_that_nobody_has_any_more_gives_its_memory_back(self):
+        shape = dict(layers=1, kv_heads=1, block_size=8, key_dim=self.DIM, value_dim=self.DIM, dtype="float32")
+        with session() as s:
+            cache = vanward.KvCache(s, **shape, max_sequences=2, max_blocks=5, host_blocks=5, slots=14)
+            policy = DecoderPolicy(method=vanward.SelectMethod.MINMAX, k=5)
+            decoder = vanward.Decoder(s, cache=cache, **shape, max_rows=1, query_heads=1, policy=policy)
+            cache.close()
+            self.assertGreater(s.info().pinned_in_use, 0)  # the decoder keeps the cache
+            del decoder
+            gc.collect()
+            self.assertEqual(s.info().pinned_in_use, 0)
 
     def test_mistakes_are_named(self):
         with session() as s:
