@@ -370,6 +370,17 @@ pub fn random_plain(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) ->
     scene
 }
 
+/// The same where most requests have filters.
+pub fn random_filtered(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
+    let mut scene = random_plain(rng, batch, gamma, tokens);
+    let temperature_last = rng.one_in(4);
+    for settings in &mut scene.settings {
+        let of_any = any_settings(rng, temperature_last);
+        *settings = if rng.one_in(4) { Settings { temperature_last, ..*settings } } else { of_any };
+    }
+    scene
+}
+
 fn sample_agrees_with_the_formula(backend: &Backend) {
     let (mut sure, mut all) = (0, 0);
     rounds(80, |rng| {
@@ -505,6 +516,10 @@ fn sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
 /// Filters that keep few tokens or thousands, with ties at their bounds, to the bit. The temperature comes last and makes what stays alike,
 /// so that a draw tells of the bound.
 fn sample_filters_flat_rows_as_on_the_cpu(backend: &Backend) {
+    filters_flat_rows(backend, true, &[5000, 12_001]);
+}
+
+pub fn filters_flat_rows(backend: &Backend, wants_logprobs: bool, lengths: &[usize]) {
     let cpu = Backend::cpu(2);
     let mut settings = vec![];
     for top_k in [0, 60, 1500, 4000] {
@@ -517,7 +532,7 @@ fn sample_filters_flat_rows_as_on_the_cpu(backend: &Backend) {
     }
     rounds(2, |rng| {
         for dtype in [F32, F16, BF16] {
-            let tokens = rng.pick(&[5000, 12_001]);
+            let tokens = rng.pick(lengths);
             // Rows of any numbers, of few, of one, of some that weigh nothing, and with ones that take all.
             let row = |rng: &mut Rng, kind: usize| -> Vec<f64> {
                 let spread = rng.pick(&[0.3, 2.0, 6.0]);
@@ -534,6 +549,7 @@ fn sample_filters_flat_rows_as_on_the_cpu(backend: &Backend) {
             let kinds = settings.iter().map(|_| rng.pick(&[0, 0, 0, 1, 1, 2, 3, 4])).collect::<Vec<_>>();
             let rows = kinds.iter().flat_map(|&kind| row(rng, kind)).collect();
             let mut scene = Scene::plain(dtype, Array::new(&[settings.len(), tokens], rows));
+            scene.wants_logprobs = wants_logprobs;
             scene.settings = settings.clone();
             scene.seeds = settings.iter().map(|_| rng.int(i64::MIN..=i64::MAX)).collect();
             let (here, there) = (scene.run(backend, None), scene.run(&cpu, None));

@@ -123,7 +123,7 @@ fn sample_by_each_variant_draws_each_token_as_often_as_it_is_likely(backend: &Ba
     for (variant, capabilities) in variants {
         let Some(forced) = backend.forcing(variant, capabilities) else { continue };
         rounds(1, |rng| match variant {
-            "sample=cluster" => (0..2).for_each(|n| plain_draws_as_likely(&forced, rng, draws, FILTERS[n])),
+            "sample=cluster" => FILTERS.iter().for_each(|&filter| plain_draws_as_likely(&forced, rng, draws, filter)),
             _ => draws_as_likely(&forced, rng, draws, &FILTERS[1..4]),
         });
         forced.assert_ran(variant);

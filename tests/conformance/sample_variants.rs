@@ -1,13 +1,14 @@
 //! vwd_verify_sample by each of its variants, forced: the same tokens as on the CPU, to the bit.
 
 use crate::Case;
-use crate::sample::{Scene, depends_on_no_other, is_emulated, random, random_plain};
+use crate::sample::{Scene, depends_on_no_other, filters_flat_rows, is_emulated, random, random_filtered, random_plain};
 use crate::sampling::PLAIN;
 use crate::support::*;
 use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![
     sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu,
+    sample_filters_by_clusters_as_on_the_cpu,
     sample_of_a_request_depends_on_no_other_by_each_variant,
     sample_of_a_request_depends_on_no_other_among_many,
 ];
@@ -33,6 +34,18 @@ fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backen
     }
 }
 
+/// Rows of which the filters' bounds are found among few candidates, and others that are searched for them.
+fn sample_filters_by_clusters_as_on_the_cpu(backend: &Backend) {
+    let Some(forced) = backend.forcing("sample=cluster", 90..=u32::MAX) else { return };
+    let cpu = Backend::cpu(2);
+    filters_flat_rows(&forced, false, &[5000, 12_000, 40_000]);
+    rounds(2, |rng| {
+        let scene = random_filtered(rng, 1, 1, 135_176);
+        scene.run(&forced, None).assert_same(scene.run(&cpu, None));
+    });
+    forced.assert_ran("sample=cluster");
+}
+
 /// Without log-probabilities, whose kernels are others: rows of several segments, and requests of several rows.
 fn sample_of_a_request_depends_on_no_other_by_each_variant(backend: &Backend) {
     let variants =
@@ -42,6 +55,7 @@ fn sample_of_a_request_depends_on_no_other_by_each_variant(backend: &Backend) {
         rounds(4, |rng| {
             let tokens = rng.pick(&[304, 8200, 20_008]);
             let scene = match variant == "sample=cluster" || rng.one_in(2) {
+                true if rng.one_in(2) => random_filtered(rng, 5, 3, tokens),
                 true => random_plain(rng, 5, 3, tokens),
                 false => Scene { wants_logprobs: false, ..random_in_whole_words(rng, 5, 3, tokens) },
             };
@@ -96,7 +110,7 @@ fn plain(rng: &mut Rng) -> Scene {
     };
     let (batch, gamma) = if tokens > 100_000 { (1, gamma.min(1)) } else { (batch, gamma) };
     let tokens = if gamma > 4 { tokens.min(4104) } else { tokens };
-    let scene = random_plain(rng, batch, gamma, tokens);
+    let scene = if rng.one_in(2) { random_plain } else { random_filtered }(rng, batch, gamma, tokens);
     hostile(rng, scene, is_flat)
 }
 

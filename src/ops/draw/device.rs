@@ -68,6 +68,9 @@ const MOST_SEGMENTS_A_CTA: usize = 4;
 const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_CTA_SEGMENTS];
 const CLUSTER_CTAS_16: [usize; 2] = [4, 3];
 const CLUSTER_CTAS_32: [usize; 2] = [1, 2];
+/// The same where rows have filters: as many as run at once.
+const FILTERED_CTAS_16: [usize; 2] = [2, 3];
+const FILTERED_CTAS_32: [usize; 2] = [2, 2];
 /// The same of CTAs that sum what a refusal leaves.
 const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
@@ -327,7 +330,12 @@ impl Cut {
     /// How clusters of up to `largest` CTAs take rows of numbers of so many bytes; `None` where these are too long.
     pub fn clusters(&self, largest: usize, number_bytes: usize, multiprocessors: u32) -> Option<RowClusters> {
         let rows = self.batch.min(self.requests) * self.per_request;
-        let most = if number_bytes == 2 { CLUSTER_CTAS_16 } else { CLUSTER_CTAS_32 };
+        let most = match (number_bytes, self.has_filters()) {
+            (2, false) => CLUSTER_CTAS_16,
+            (2, true) => FILTERED_CTAS_16,
+            (_, false) => CLUSTER_CTAS_32,
+            (_, true) => FILTERED_CTAS_32,
+        };
         let clusters = CLUSTER_SEGMENTS.into_iter().zip(most).map(|(segments, most)| {
             let ctas = self.per_row.div_ceil(segments);
             RowClusters { ctas, segments, are_few: rows * ctas <= most * multiprocessors as usize }

@@ -37,7 +37,7 @@ pub fn fit(variant: Variant, s: Shape) -> Fit {
             Some(clusters) if clusters.are_few => Fit::Takes,
             Some(_) => Fit::Slower,
             None => Fit::Cannot(
-                "rows are not of logits, have filters, log-probabilities or draft rows, are tried by rejection, do not lie side by side \
+                "rows are not of logits, have log-probabilities or draft rows, are tried by rejection, do not lie side by side \
                  from 16 bytes on or are too long, or the device has no clusters",
             ),
         },

@@ -13,8 +13,8 @@ use crate::runtime::cuda::views::{NO_DIM, View, has_aligned_rows};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
 
 pub struct Kernels {
-    /// Does all in one launch, and the CTAs of its largest cluster.
-    cluster: Option<(Kernel, usize)>,
+    /// Do all in one launch, without filters and with them, and the CTAs of their largest cluster.
+    cluster: Option<([Kernel; 2], usize)>,
     segments: Kernel,
     /// Takes weights, and sums for log-probabilities.
     segments_any: Kernel,
@@ -42,6 +42,7 @@ impl cuda::Kernels for Kernels {
         source!("sample/sample", compute_80, compute_90),
         source!("sample/streamed", compute_90),
         source!("sample/cluster", compute_90),
+        source!("sample/cluster_filtered", compute_90),
     ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
@@ -62,8 +63,12 @@ impl cuda::Kernels for Kernels {
         };
         let cluster = match modules.has("sample/cluster") {
             true => {
-                let kernel = modules.kernel("sample/cluster", "sample_cluster")?;
-                Some((kernel, device::largest_cluster(&kernel)?))
+                let kernels = [
+                    modules.kernel("sample/cluster", "sample_cluster")?,
+                    modules.kernel("sample/cluster_filtered", "sample_cluster_filtered")?,
+                ];
+                let [plain, filtered] = [device::largest_cluster(&kernels[0])?, device::largest_cluster(&kernels[1])?];
+                Some((kernels, plain.min(filtered)))
             }
             false => None,
         };
@@ -148,10 +153,11 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let residual = Last { kernel: &kernels.residual, ctas: cut.rest_ctas(multiprocessors), is_cluster: false };
     let (is_any, is_plain) = (is_any(r), is_plain(r));
     let stream = kernels.streamed.as_ref().zip(device::streamed_at_once(&r.target, &r.sampling));
-    let cluster = kernels.cluster.filter(|_| is_plain && !cut.has_filters() && has_aligned_rows(&r.target, 16));
+    let cluster = kernels.cluster.as_ref().filter(|_| is_plain && has_aligned_rows(&r.target, 16));
     let number_bytes = r.target.dtype.bytes();
-    let cluster =
-        cluster.and_then(|(kernel, largest)| Some((kernel, cut.clusters(largest, number_bytes, multiprocessors)?)));
+    let cluster = cluster.and_then(|(of_clusters, largest)| {
+        Some((of_clusters[cut.has_filters() as usize], cut.clusters(*largest, number_bytes, multiprocessors)?))
+    });
     let shape = Shape {
         segments: cut.segments(),
         streamed_at_once: stream.map(|(_, at_once)| at_once),
