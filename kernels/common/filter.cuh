@@ -3,7 +3,7 @@
 // A group is 256 neighbouring tokens, a strip for each lane of a warp. The largest number of each is known, so that a warp reads just the
 // groups that matter: those with a number at or above a bound. Few tokens stay of most rows. A guess below the bound, from the groups' largest
 // numbers for top-k and from the mass for top-p, collects candidates; if they have what the filter wants, the bound is one of them, whatever
-// the guess was. Otherwise the bound is found over the whole row, digit by digit of its key.
+// the guess was. Otherwise the bound is found among all numbers from the guess on, digit by digit of its key.
 //
 //   [min-p] ── top-k: collect ── [digits] ── top-p: [mass ── collect] ── [digits] ── sums of segments
 //
@@ -15,6 +15,7 @@
 
 constexpr uint32 GROUP = WARP * STRIP, GROUPS = SEGMENT / GROUP, MOST_GROUPS = MOST_SEGMENTS * GROUPS;
 constexpr uint32 MOST_CANDIDATES = 1024, MOST_STRIPS = DRAW_THREADS, DIGITS = 2048;
+constexpr uint32 AHEAD = 3;  // groups that a warp loads before it visits one
 constexpr uint32 FOURS = 6;  // loads of 16 bytes that a lane has in flight when it looks for candidates
 
 struct Candidates {
@@ -56,12 +57,13 @@ template <typename Source> struct Filter {
     bool is_complete;  // every token that stays is a candidate
     uint64 wanted;     // tokens or mass that stay
     uint64 mass;       // what the pass has summed
-    uint32 key, known, place;  // digits of the bound's key, which of its bits are known, and the next digit
+    uint32 key, known;   // digits of the bound's key, and which of its bits are known
+    uint32 place, bits;  // the next digit: its lowest bit, and how many it has; 0 before the first one
 
     __device__ Filter(DrawShared &draw, FilterShared &shared, Source &source)
         : draw(draw), shared(shared), source(source), kept(source.kept), none(source.scale.none()), groups((source.row.tokens + GROUP - 1) / GROUP),
           group_words((groups + DRAW_THREADS - 1) / DRAW_THREADS * DRAW_THREADS),
-          least(key_of(none) + 1), from(least), wants_mass(false), is_complete(false), wanted(0), mass(0), key(0), known(0), place(0) {}
+          least(key_of(none) + 1), from(least), wants_mass(false), is_complete(false), wanted(0), mass(0), key(0), known(0), place(0), bits(0) {}
 
     // --- one pass over the row -------------------------------------------------------------------------------------------------------
 
@@ -72,17 +74,27 @@ template <typename Source> struct Filter {
 #pragma unroll 1
         for (uint32 base = warp; base < groups; base += WARP * DRAW_WARPS) {
             const uint32 mine = base + lane * DRAW_WARPS;
-            uint32 open = __ballot_sync(FULL_WARP, mine < groups && shared.group[mine] >= from), group = MOST_GROUPS;
-            AnyStrip strip = {};
-            // The next group loads while this one is visited.
+            uint32 open = __ballot_sync(FULL_WARP, mine < groups && shared.group[mine] >= from);
+            // The next groups load while one is visited.
+            AnyStrip ahead[AHEAD] = {};
+            uint32 group[AHEAD];
+#pragma unroll
+            for (uint32 n = 0; n < AHEAD; ++n) group[n] = MOST_GROUPS;
 #pragma unroll 1
-            while (open || group < MOST_GROUPS) {
-                const AnyStrip loaded = strip;
-                const uint32 now = group;
-                group = open ? base + (__ffs(open) - 1) * DRAW_WARPS : MOST_GROUPS;
+            while (true) {
+                const AnyStrip loaded = ahead[0];
+                const uint32 now = group[0];
+                uint32 more = open;
+#pragma unroll
+                for (uint32 n = 1; n < AHEAD; ++n) ahead[n - 1] = ahead[n], group[n - 1] = group[n], more |= group[n] < MOST_GROUPS;
+                uint32 &next = group[AHEAD - 1];
+                next = open ? base + (__ffs(open) - 1) * DRAW_WARPS : MOST_GROUPS;
                 open &= open - 1;
-                if (group < MOST_GROUPS) strip.load(source.row, group * GROUP + lane * STRIP, source.scale.is_weights);
-                if (now == MOST_GROUPS) continue;
+                if (next < MOST_GROUPS) ahead[AHEAD - 1].load(source.row, next * GROUP + lane * STRIP, source.scale.is_weights);
+                if (now == MOST_GROUPS) {
+                    if (!more) break;
+                    continue;
+                }
                 float x[STRIP];
                 loaded.widen(source.row.type, x);
                 source.clean(now * GROUP + lane * STRIP, x);
@@ -200,7 +212,7 @@ template <typename Source> struct Filter {
             if (pass == SUM_MASS) {
                 mass += has;
             } else if ((number & known) == key) {
-                const uint32 digit = number >> shift() & digits(), low = uint32(has);
+                const uint32 digit = number >> place & ((1u << bits) - 1), low = uint32(has);
                 const uint32 high = uint32(has >> 32) + (atomicAdd(&shared.count[0][digit], low) + low < low);
                 if (high) atomicAdd(&shared.count[1][digit], high);
             }
@@ -312,9 +324,16 @@ template <typename Source> struct Filter {
         const float share = float(all - wanted) / (ONE * source.row.tokens);
         return kept.scale.is_weights ? kept.largest * share : kept.largest + __log2f(share) / kept.scale.c - 1e-3f;
     }
-    // Where the next digit of a key is, and its bits.
-    __device__ uint32 shift() const { return place == 0 ? 21 : place == 1 ? 10 : 0; }
-    __device__ uint32 digits() const { return place < 2 ? DIGITS - 1 : 1023; }
+    // Sets the next digit, of up to 11 bits. The first one begins where numbers from `from` on differ, so that few of them share a value of it: threads that add
+    // to the same word wait for each other.
+    __device__ void begin_digit() {
+        if (!bits) {
+            const uint32 high = key_of(kept.largest);
+            place = WARP - __clz(from ^ high);
+            known = place < WARP ? 0xffffffffu << place : 0, key = high & known;
+        }
+        bits = min(place, 11u), place -= bits;
+    }
     // Takes the next digit of the bound's key; true where the bound is found.
     __device__ bool take_digit() {
         // A thread has eight digits; thread 0 has the largest.
@@ -324,7 +343,12 @@ template <typename Source> struct Filter {
 #pragma unroll
         for (uint32 n = 0; n < 8; ++n) mine += count(top - n);
         uint64 before = cta_sum_before(draw, mine, total);
-        if (total < wanted) return true;  // fewer than top-k: all stay
+        if (total < wanted) {
+            // Fewer than top-k: all stay. Otherwise the guess was too high.
+            if (from == bound_key()) return true;
+            from = bound_key(), bits = 0;
+            return false;
+        }
         if (before < wanted && wanted <= before + mine) {
             uint32 digit = top;
             while (count(digit) < wanted - before) before += count(digit--);
@@ -332,11 +356,11 @@ template <typename Source> struct Filter {
             draw.target = wanted - before;
         }
         __syncthreads();
-        key |= draw.token << shift();
-        known |= digits() << shift();
+        key |= draw.token << place;
+        known |= ((1u << bits) - 1) << place;
         wanted = draw.target;
-        if (++place < 3 && (place < 2 || !last_bit())) return false;
-        kept.bound = place < 3 ? number_of(key >> 31 ? key : key | 0x3ff) : number_of(key);
+        if (place > last_bit()) return false;
+        kept.bound = bound_of(key);
         return true;
     }
     // The largest numbers of the segments of what stays.
@@ -461,14 +485,14 @@ template <typename Source> struct Filter {
                 step = wants_mass ? SEGMENTS : TOP_P;
                 break;
             case DIGIT:
-                if (place == 0) from = bound_key();
+                begin_digit();
                 for (uint32 n = threadIdx.x; n < DIGITS; n += DRAW_THREADS) shared.count[0][n] = shared.count[1][n] = 0;
                 pass = COUNT_DIGITS, step = DIGIT_COUNTED;
                 break;
             case DIGIT_COUNTED:
                 reads = false;
                 step = !take_digit() ? DIGIT : wants_mass ? SEGMENTS : TOP_P;
-                if (step != DIGIT) key = known = place = 0;
+                if (step != DIGIT) bits = 0;
                 break;
             case SEGMENTS:
                 from = bound_key();

@@ -46,18 +46,29 @@ struct alignas(16) Bounds {
     uint32 unused;
 };
 
+// Loads the settings of a request's filters, all in flight together, for rows of so many tokens.
+__device__ inline Bounds load_bounds(const SamplingParams &p, uint32 request, uint32 tokens) {
+    const int32 k = p.top_k ? as<int32>(p.top_k.at(request)) : 0;
+    const float top_p = p.top_p ? as<float>(p.top_p.at(request)) : 1.0f, min_p = p.min_p ? as<float>(p.min_p.at(request)) : 0.0f;
+    return {k > 0 && uint32(k) < tokens ? uint32(k) : 0, top_p < 1.0f ? top_p : 1.0f, min_p > 0.0f ? min_p : 0.0f, 0};
+}
+__device__ inline Filtering filtering_of(const Bounds &bounds, bool is_greedy) {
+    if (is_greedy) return UNFILTERED;
+    if (bounds.k || bounds.min_p > 0.0f) return FILTERED;
+    return bounds.p < 1.0f ? BY_MASS_ALONE : UNFILTERED;
+}
+
 // Tells the cluster what is wanted of the row. Called by the first warp of the first CTA.
-__device__ inline void give_order(const SampleParams &p, RowShared &shared, Bounds &bounds, const Source &source, const Turn &turn, uint32 slot) {
+__device__ inline void give_order(const SampleParams &p, RowShared &shared, Bounds &to_bounds, const Bounds &bounds, const Source &source, const Turn &turn,
+                                  uint32 slot) {
     const uint32 to = threadIdx.x, segments = source.segments();
     const bool draws = segments && !turn.is_greedy();
     const uint64 number = draws ? turn.number(p, slot, DRAW) : 0;
-    const uint32 k = source.top_k();
-    const float top_p = source.top_p(), min_p = source.kept.min_p;
-    const Filtering filtering = !source.filters ? UNFILTERED : k || min_p > 0.0f ? FILTERED : BY_MASS_ALONE;
     if (to >= cluster_ctas()) return;
     const Need need = segments ? IS_THERE : turn.needs(p, slot) ? IS_MISSING : NOT_NEEDED;
+    const Filtering filtering = filtering_of(bounds, turn.is_greedy());
     send_four(to, &shared.order, uint4{__float_as_uint(source.scale.c), need, turn.is_greedy(), filtering}, shared.told);
-    send_four(to, &bounds, uint4{k, __float_as_uint(top_p), __float_as_uint(min_p), 0}, shared.told);
+    send_four(to, &to_bounds, uint4{bounds.k, __float_as_uint(bounds.p), __float_as_uint(bounds.min_p), 0}, shared.told);
     send_two(to, &shared.number, {uint32(number), uint32(number >> 32)}, shared.told);
 }
 
@@ -412,8 +423,9 @@ template <uint32 TYPE> struct RowSearch {
     }
 };
 
-// Decides the row from the strips that the cluster has found, unless it has to be searched. Called by the first CTA, which says so, and lets the others go on.
-__device__ inline void decide_filtered_row(RowShared &shared, FilteredShared &filtered, Source &source, const Guess &guessed) {
+// Decides the row from the strips that the cluster has found, unless it has to be searched: true if so. Called by the first CTA, which tells the others and lets
+// them go on; it has to wait for the cluster yet.
+__device__ inline bool decide_filtered_row(RowShared &shared, FilteredShared &filtered, Source &source, const Guess &guessed) {
     const uint32 lane = threadIdx.x % WARP;
     uint2 listed = {0, 0};
     if (lane < cluster_ctas()) listed = lane ? load_two_from(lane, &filtered.found.count) : uint2{filtered.found.count, filtered.found.saw_nan};
@@ -445,15 +457,18 @@ __device__ inline void decide_filtered_row(RowShared &shared, FilteredShared &fi
     const uint32 count = few.collect(guessed.from, has_strip, x);
     const bool has_some = shared.order.needs == IS_THERE && source.kept.largest > minus_infinity();
     const bool searches = has_some && (!is_few || !count || count > FewShared::MOST || (count < bounds.k && !guessed.has_all));
-    if (threadIdx.x < cluster_ctas()) store_word_to(threadIdx.x, &filtered.searches, searches);
-    cluster_arrive();
+    // The first warp has more to do.
+    const uint32 to = threadIdx.x - WARP;
+    if (to < cluster_ctas()) store_word_to(to, &filtered.searches, searches);
+    if (threadIdx.x >= WARP) cluster_arrive();
     if (!searches) {
         RowRecord found = {source.kept.largest, minus_infinity(), 0, saw_nan ? SAW_NAN : 0, 0, 0};
         if (has_some) few.decide(source, shared.records, shared.number[0], count, has_strip, x, first, found);
         else found.status = shared.order.needs == IS_THERE ? found.status | NO_TOKEN : NO_ROW;
         if (threadIdx.x == 0) found.token = min(found.token, source.p.tokens - 1), shared.found = found;
     }
-    cluster_wait();
+    if (threadIdx.x < WARP) cluster_arrive();
+    return searches;
 }
 
 // What a CTA does with its segments, by the type of their numbers.
@@ -519,16 +534,18 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     Source source = turn.source(p, is_there ? slot : 0, is_there);
     if (!is_there || !turn.needs(p, slot)) source.row.tokens = 0;
     // The compiler leaves out what others need.
-    source.scale.is_weights = source.kept.scale.is_weights = false;
+    source.scale.is_weights = source.filters = false;
     const uint32 type = source.row.type;
     if (type == FLOAT32) copy_segments<FLOAT32>(shared, stages, source, teams);
     else copy_segments<BFLOAT16>(shared, stages, source, teams);
+    Bounds bounds = {};
+    if (warp == 0) bounds = load_bounds(sampling, turn.request, p.sampling.tokens);
     if (threadIdx.x == 0) {
         shared.tokens = source.row.tokens, shared.c = source.scale.c, shared.is_greedy = turn.is_greedy();
-        filtered.filters = source.filters;
+        filtered.filters = filtering_of(bounds, turn.is_greedy()) != UNFILTERED;
     }
     cluster_started();
-    if (rank == 0 && warp == 0) give_order(p, shared, filtered.bounds, source, turn, slot);
+    if (rank == 0 && warp == 0) give_order(p, shared, filtered.bounds, bounds, source, turn, slot);
     __syncthreads();
     source.row.tokens = shared.tokens, source.scale.c = shared.c;
     const uint32 s = rank * teams + team, past = segment_past(source, s);
@@ -558,14 +575,14 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
         cluster_arrive();
         cluster_wait();
         if (rank == 0) {
-            decide_filtered_row(shared, filtered, source, guessed);
+            const bool searches = decide_filtered_row(shared, filtered, source, guessed);
+            if (!searches) end_row(p, shared, stages, n);
+            cluster_wait();
+            if (!searches) return;
         } else {
             cluster_arrive();
             cluster_wait();
-        }
-        if (!filtered.searches) {
-            if (rank == 0) end_row(p, shared, stages, n);
-            return;
+            if (!filtered.searches) return;
         }
     }
     const bool goes_on = type == FLOAT32 ? row.search<FLOAT32>(mine, guessed, is_there)
