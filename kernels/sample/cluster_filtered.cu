@@ -294,7 +294,6 @@ template <uint32 TYPE> __device__ inline void list_strips(Found &found, const Wa
 // The search for the bounds of a row of which more tokens stay than candidates have room, digit by digit of the bound's key. In each round a thread adds up what
 // its own numbers have by their next digit, and CTAs tell each other.
 template <uint32 TYPE> struct RowSearch {
-    RowShared &shared;
     FilteredShared &filtered;
     const WarpPart<TYPE> &part;
     Kept &kept;
@@ -316,7 +315,7 @@ template <uint32 TYPE> struct RowSearch {
     // those above it have.
     __device__ uint64 count(bool wants_mass, uint32 low, uint32 known, uint32 bit, uint32 digits) {
         constexpr uint32 DIGITS = FilteredShared::DIGITS;
-        const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, mask = (1u << digits) - 1, above = bit + digits;
+        const uint32 lane = threadIdx.x % WARP, mask = (1u << digits) - 1, above = bit + digits;
         const uint32 same = above < WARP ? 0xffffffffu << above : 0;
         uint64(&own)[DIGITS][DRAW_THREADS] = filtered.count;
 #pragma unroll
@@ -326,6 +325,7 @@ template <uint32 TYPE> struct RowSearch {
         for (uint32 n = 0; n < part.strips && mine.key >= low; ++n) {
             const uint32 at = (begin + n) & (part.strips - 1);
             const Strip<TYPE> strip = part.strip(lane, at);
+            if (key_of(strip.largest()) < low) continue;
             float x[STRIP];
             strip.widen(x);
             uint32 wanted = 0;
@@ -340,6 +340,27 @@ template <uint32 TYPE> struct RowSearch {
                 if (!kept.drops(number)) own[key_of(number) >> bit & mask][threadIdx.x] += wants_mass ? mass_of(number) : 1;
             }
         }
+        return tell();
+    }
+    // What the row's numbers from the key `low` on have in all.
+    __device__ uint64 sum_mass(uint32 low) {
+        const uint32 lane = threadIdx.x % WARP, begin = lane * part.strips / 8;
+        uint64 sum = 0;
+#pragma unroll 1
+        for (uint32 n = 0; n < part.strips && mine.key >= low; ++n) {
+            float x[STRIP];
+            part.strip(lane, (begin + n) & (part.strips - 1)).widen(x);
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e) sum += key_of(x[e]) >= low && !kept.drops(x[e]) ? mass_of(x[e]) : 0;
+        }
+#pragma unroll
+        for (uint32 d = 0; d < FilteredShared::DIGITS; ++d) filtered.count[d][threadIdx.x] = d ? 0 : sum;
+        return __shfl_sync(FULL_WARP, tell(), 0);
+    }
+    // Tells the cluster what the threads of this CTA have by digit. Lane n gets what digit n % 8 and those above it have in the row.
+    __device__ uint64 tell() {
+        constexpr uint32 DIGITS = FilteredShared::DIGITS;
+        const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const uint32 turn = round % 2, phase = round / 2, ctas = cluster_ctas();
         ++round;
         const Barrier &arrived = filtered.rounds[turn];
@@ -348,7 +369,7 @@ template <uint32 TYPE> struct RowSearch {
         static_assert(DIGITS == DRAW_WARPS);
         uint64 sum = 0;
 #pragma unroll
-        for (uint32 t = 0; t < DRAW_THREADS; t += WARP) sum += own[warp][t + lane];
+        for (uint32 t = 0; t < DRAW_THREADS; t += WARP) sum += filtered.count[warp][t + lane];
         sum = warp_sum(sum) | uint64(mine.saw_nan) << 63;
         if (lane < ctas) send_two(lane, &filtered.had[turn][cluster_rank()][warp], {uint32(sum), uint32(sum >> 32)}, arrived);
         arrived.wait(phase);
@@ -393,19 +414,28 @@ template <uint32 TYPE> struct RowSearch {
     __device__ void run(const Guess &guess, uint32 tokens) {
         const Bounds &bounds = filtered.bounds;
         uint32 low = guess.low;
-        if (bounds.k) {
-            const uint32 found = find(false, low, guess.high, bounds.k);
-            if (found) kept.bound = number_from(found), low = max(low, key_of(kept.bound));
+        uint64 wanted = bounds.k;
+        uint32 from = max(low, guess.from);
+        // By number and by mass, each of them from a guess on, and from all on if the guess was too high.
+        enum Step : uint32 { NUMBER, NUMBER_OF_ALL, MASS, MASS_OF_ALL };
+#pragma unroll 1
+        for (uint32 step = bounds.k ? NUMBER : MASS; step <= MASS_OF_ALL; ++step) {
+            if (step == MASS) {
+                if (!(bounds.p < 1.0f)) return;
+                const uint64 all = sum_mass(low);
+                wanted = min(max(__double2ull_rz(ceil(__dmul_rn(double(fmaxf(bounds.p, 0.0f)), double(all)))), uint64(1)), all);
+                // What has less than this has in all less than may be dropped.
+                const float share = float(all - wanted) / (ONE * tokens), x = kept.largest + __log2f(share) / kept.scale.c - 1e-3f;
+                from = x == x ? max(min(key_of(x), guess.high), low) : low;
+            } else if (step & 1) {
+                from = low;
+            }
+            const uint32 found = find(step >= MASS, from, guess.high, wanted);
+            if (!found) continue;
+            kept.bound = number_from(found), low = max(low, key_of(kept.bound));
+            if (step >= MASS) return;
+            step = NUMBER_OF_ALL;
         }
-        if (!(bounds.p < 1.0f)) return;
-        const uint64 all = __shfl_sync(FULL_WARP, count(true, low, 0, WARP - 1, 1), 0);
-        const uint64 wanted = min(max(__double2ull_rz(ceil(__dmul_rn(double(fmaxf(bounds.p, 0.0f)), double(all)))), uint64(1)), all);
-        // What has less than this has in all less than may be dropped.
-        const float share = float(all - wanted) / (ONE * tokens), x = kept.largest + __log2f(share) / kept.scale.c - 1e-3f;
-        uint32 found = 0;
-        if (x == x && key_of(x) > low) found = find(true, min(key_of(x), guess.high), guess.high, wanted);
-        if (!found) found = find(true, low, guess.high, wanted);
-        kept.bound = number_from(found);
     }
     // Drops what the filters drop.
     __device__ void drop() const {
@@ -483,29 +513,29 @@ struct CtaRow {
     template <uint32 TYPE> __device__ WarpPart<TYPE> part() const { return part_of_warp<TYPE>(source, stages, team_warps, s); }
 
     template <uint32 TYPE> __device__ void tell(LaneStrips &mine, uint32 *groups, bool is_there, uint32 past) const {
+        // All that CTAs go by is the same in all of them, whatever a CTA thinks of the row: what it does not find is 0.
+        const uint32 to = threadIdx.x % WARP;
         if (filtered.filters) {
             mine = take_groups<TYPE>(shared, groups, part<TYPE>(), shared.copied[team], is_there, past);
+            if (to < cluster_ctas()) send_four(to, &shared.parts[cluster_rank() * DRAW_WARPS + threadIdx.x / WARP], uint4{}, shared.told);
             return;
         }
         take_part<TYPE>(shared, part<TYPE>(), shared.copied[team], is_there, past, shared.is_greedy, team_warps);
-        // As many bytes as of groups.
-        const uint32 to = threadIdx.x % WARP;
-        if (team_warps == 2 && to < cluster_ctas()) send_four(to, groups, uint4{}, shared.told);
+        if (to >= cluster_ctas()) return;
+        send_four(to, groups, uint4{}, shared.told);
+        if (team_warps == 2) send_four(to, groups + 4, uint4{}, shared.told);
     }
-    template <uint32 TYPE> __device__ bool decide_plain() const { return decide_plain_row<TYPE>(shared, source, part<TYPE>(), teams, team_warps, 0); }
+    template <uint32 TYPE> __device__ bool decide_plain(uint32 phase) const { return decide_plain_row<TYPE>(shared, source, part<TYPE>(), teams, team_warps, phase); }
     template <uint32 TYPE> __device__ void list(const LaneStrips &mine, uint32 from) const { list_strips<TYPE>(filtered.found, part<TYPE>(), mine, from); }
-    // Searches the row for the bounds of its filters. True for the CTA that then goes on.
+    // Searches the row for the bounds of its filters, and drops what they drop: what is left is that of a row without filters. Whether there is what is no number.
     template <uint32 TYPE> __device__ bool search(const LaneStrips &mine, const Guess &guessed, bool is_there) const {
         const WarpPart<TYPE> own = part<TYPE>();
-        RowSearch<TYPE> search = {shared, filtered, own, source.kept, mine, 0, false};
+        RowSearch<TYPE> search = {filtered, own, source.kept, mine, 0, false};
         if (threadIdx.x == 0) shared.told.expect(cluster_ctas() * DRAW_WARPS * sizeof(Part));
         search.run(guessed, source.row.tokens);
         if (is_there) search.drop();
-        // What is left is that of a row without filters.
         take_part<TYPE>(shared, own, shared.copied[team], is_there, 0xffffffffu, false, team_warps);
-        if (!decide_plain_row<TYPE>(shared, source, own, teams, team_warps, 1)) return false;
-        if (threadIdx.x == 0 && search.saw_nan) shared.found.status |= SAW_NAN;
-        return true;
+        return search.saw_nan;
     }
 };
 
@@ -520,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     if (threadIdx.x < teams) shared.copied[threadIdx.x].open(1);
     if (threadIdx.x == 0) {
         shared.told.open(1);
-        shared.told.expect(ctas * DRAW_WARPS * warp_groups * sizeof(uint32) + sizeof(Order) + sizeof(Bounds) + sizeof(uint64));
+        shared.told.expect(ctas * DRAW_WARPS * (warp_groups * sizeof(uint32) + sizeof(Part)) + sizeof(Order) + sizeof(Bounds) + sizeof(uint64));
         filtered.rounds[0].open(1), filtered.rounds[1].open(1);
     }
     __syncwarp();
@@ -557,36 +587,38 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     else if (type == FLOAT16) row.tell<FLOAT16>(mine, groups, is_there, past);
     else row.tell<BFLOAT16>(mine, groups, is_there, past);
     shared.told.wait(0);
-    if (!shared.order.filters) {
-        const bool goes_on = type == FLOAT32 ? row.decide_plain<FLOAT32>() : type == FLOAT16 ? row.decide_plain<FLOAT16>() : row.decide_plain<BFLOAT16>();
-        if (goes_on) end_row(p, shared, stages, n);
-        return;
-    }
-    // From here on every CTA goes by what all have been told, and by parameters.
-    source.row.tokens = p.sampling.tokens;
-    source.scale.c = __uint_as_float(shared.order.c);
-    source.kept = {sampling.flags & TEMPERATURE_LAST ? source.plain() : source.scale, 0.0f, filtered.bounds.min_p, minus_infinity()};
-    const uint32 last = type == FLOAT32 ? 0 : type == FLOAT16 ? 13 : 16;
-    const Guess guessed = guess(filtered, source.kept, filtered.bounds.k, ctas * DRAW_WARPS * warp_groups, last);
-    if (shared.order.filters != BY_MASS_ALONE || guessed.high < guessed.low) {
-        if (type == FLOAT32) row.list<FLOAT32>(mine, guessed.from);
-        else if (type == FLOAT16) row.list<FLOAT16>(mine, guessed.from);
-        else row.list<BFLOAT16>(mine, guessed.from);
-        cluster_arrive();
-        cluster_wait();
-        if (rank == 0) {
-            const bool searches = decide_filtered_row(shared, filtered, source, guessed);
-            if (!searches) end_row(p, shared, stages, n);
-            cluster_wait();
-            if (!searches) return;
-        } else {
+    bool saw_nan = false;
+    const bool filters = shared.order.filters != UNFILTERED;
+    if (filters) {
+        // From here on every CTA goes by what all have been told, and by parameters.
+        source.row.tokens = p.sampling.tokens;
+        source.scale.c = __uint_as_float(shared.order.c);
+        source.kept = {sampling.flags & TEMPERATURE_LAST ? source.plain() : source.scale, 0.0f, filtered.bounds.min_p, minus_infinity()};
+        const uint32 last = type == FLOAT32 ? 0 : type == FLOAT16 ? 13 : 16;
+        const Guess guessed = guess(filtered, source.kept, filtered.bounds.k, ctas * DRAW_WARPS * warp_groups, last);
+        if (shared.order.filters != BY_MASS_ALONE || guessed.high < guessed.low) {
+            if (type == FLOAT32) row.list<FLOAT32>(mine, guessed.from);
+            else if (type == FLOAT16) row.list<FLOAT16>(mine, guessed.from);
+            else row.list<BFLOAT16>(mine, guessed.from);
             cluster_arrive();
             cluster_wait();
-            if (!filtered.searches) return;
+            if (rank == 0) {
+                const bool searches = decide_filtered_row(shared, filtered, source, guessed);
+                if (!searches) end_row(p, shared, stages, n);
+                cluster_wait();
+                if (!searches) return;
+            } else {
+                cluster_arrive();
+                cluster_wait();
+                if (!filtered.searches) return;
+            }
         }
+        saw_nan = type == FLOAT32 ? row.search<FLOAT32>(mine, guessed, is_there)
+                  : type == FLOAT16 ? row.search<FLOAT16>(mine, guessed, is_there)
+                                    : row.search<BFLOAT16>(mine, guessed, is_there);
     }
-    const bool goes_on = type == FLOAT32 ? row.search<FLOAT32>(mine, guessed, is_there)
-                         : type == FLOAT16 ? row.search<FLOAT16>(mine, guessed, is_there)
-                                           : row.search<BFLOAT16>(mine, guessed, is_there);
-    if (goes_on) end_row(p, shared, stages, n);
+    const bool goes_on = type == FLOAT32 ? row.decide_plain<FLOAT32>(filters) : type == FLOAT16 ? row.decide_plain<FLOAT16>(filters) : row.decide_plain<BFLOAT16>(filters);
+    if (!goes_on) return;
+    if (threadIdx.x == 0 && saw_nan) shared.found.status |= SAW_NAN;
+    end_row(p, shared, stages, n);
 }

@@ -178,7 +178,7 @@ struct RowsShared {
     };
 };
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(const __grid_constant__ SampledTreeParams p) {
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) verify_tree_rows(const __grid_constant__ SampledTreeParams p) {
     __shared__ RowsShared shared;
     allow_next_kernel();
     wait_for_previous_kernel();

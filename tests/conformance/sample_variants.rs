@@ -1,14 +1,16 @@
 //! vwd_verify_sample by each of its variants, forced: the same tokens as on the CPU, to the bit.
 
 use crate::Case;
-use crate::sample::{Scene, depends_on_no_other, filters_flat_rows, is_emulated, random, random_filtered, random_plain};
+use crate::sample::{
+    Scene, depends_on_no_other, filters_flat_rows, is_emulated, random, random_filtered, random_plain,
+};
 use crate::sampling::PLAIN;
 use crate::support::*;
 use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![
     sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu,
-    sample_filters_by_clusters_as_on_the_cpu,
+    sample_filters_flat_rows_by_each_variant_as_on_the_cpu,
     sample_of_a_request_depends_on_no_other_by_each_variant,
     sample_of_a_request_depends_on_no_other_among_many,
 ];
@@ -35,15 +37,22 @@ fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backen
 }
 
 /// Rows of which the filters' bounds are found among few candidates, and others that are searched for them.
-fn sample_filters_by_clusters_as_on_the_cpu(backend: &Backend) {
-    let Some(forced) = backend.forcing("sample=cluster", 90..=u32::MAX) else { return };
+fn sample_filters_flat_rows_by_each_variant_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
-    filters_flat_rows(&forced, false, &[5000, 12_000, 40_000]);
-    rounds(2, |rng| {
-        let scene = random_filtered(rng, 1, 1, 135_176);
-        scene.run(&forced, None).assert_same(scene.run(&cpu, None));
-    });
-    forced.assert_ran("sample=cluster");
+    let variants =
+        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
+    for (variant, capabilities) in variants {
+        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+        filters_flat_rows(&forced, false, &[5000, 12_000, 40_000]);
+        if variant == "sample=cluster" {
+            // So long that a CTA has four segments.
+            rounds(2, |rng| {
+                let scene = random_filtered(rng, 1, 1, 135_176);
+                scene.run(&forced, None).assert_same(scene.run(&cpu, None));
+            });
+        }
+        forced.assert_ran(variant);
+    }
 }
 
 /// Without log-probabilities, whose kernels are others: rows of several segments, and requests of several rows.

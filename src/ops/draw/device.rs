@@ -449,6 +449,21 @@ mod tests {
     }
 
     #[test]
+    fn clusters_take_rows_with_filters_while_all_run_at_once() {
+        let filtered = Options { filters: true, leaves: Leaves::default() };
+        let of = |batch, bytes| Cut::new(batch, 6, 128_256, filtered).clusters(16, bytes, 132);
+        let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
+        assert_eq!([1, 2].map(|batch| of(batch, 2)), [expected(16, 2, true); 2]);
+        assert_eq!([3, 8].map(|batch| of(batch, 2)), [expected(8, 4, true); 2]);
+        assert_eq!(of(9, 2), expected(8, 4, false));
+        assert_eq!(
+            [2, 3, 5].map(|batch| of(batch, 4)),
+            [expected(16, 2, true), expected(8, 4, true), expected(8, 4, true)]
+        );
+        assert_eq!(of(6, 4), expected(8, 4, false));
+    }
+
+    #[test]
     fn calls_are_cut_where_scratch_or_counters_end() {
         let plain = Options { filters: false, leaves: Leaves::default() };
         let cut = Cut::new(32, 6, 128_256, plain);

@@ -51,7 +51,7 @@ pub fn fit(variant: Variant, s: Shape) -> Fit {
 }
 
 /// Segments of a multiprocessor from which on it pays to stream them. Rows of 16 bits that clusters could take, were they fewer, are always enough: with up
-/// to 31 drafts one launch streams and decides them.
+/// to 31 drafts and without filters one launch streams and decides them.
 fn least_streamed(s: Shape, at_once: usize) -> usize {
     match (at_once, s.clusters) {
         (1, _) => STREAMED_SEGMENTS_32,
