@@ -91,6 +91,9 @@ struct AttentionParams {
     View<4> slots;             // [B, Q, Hk, list_capacity]: the page of each entry
     View<3> k_scale, v_scale;  // [pages, P, Hk]
     View<1> kept_past;         // q_lens, where results of rows from it on stay as they are; NULL: they are those of no tokens
+    // Slots that name pages from near_pages on: these lie in other memory, `far` bytes from where the steps of k and v say (decode128).
+    int64 far;
+    uint32 near_pages, unused;
 };
 
 // Parameters of repair's kernels. In `to`, ids, slots and counts are those of the selected list.

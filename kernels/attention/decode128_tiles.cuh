@@ -100,6 +100,7 @@ struct Decode128Tiles {
         position = exists ? int32(at) : -1;
         key = offset(page, k_page) + offset(row, k_row);
         value = offset(page, v_page) + offset(row, v_row);
+        if (uint32(page) >= p.near_pages) key += p.far, value += p.far;
     }
     // Requests the places of the tokens of tiles `tile` and `tile` + 1, which have been located. Every token within the capacity has a page.
     __device__ TokenPlace request_places(uint32 tile) const {

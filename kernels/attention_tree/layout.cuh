@@ -3,6 +3,6 @@
 
 #include "common/layout.cuh"
 
-VWD_SIZE(TreeAttentionParams, 1144)
-VWD_FIELD(TreeAttentionParams, to, 0, 1112)
-VWD_FIELD(TreeAttentionParams, tree, 1112, 32)
+VWD_SIZE(TreeAttentionParams, 1160)
+VWD_FIELD(TreeAttentionParams, to, 0, 1128)
+VWD_FIELD(TreeAttentionParams, tree, 1128, 32)

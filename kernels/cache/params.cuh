@@ -177,6 +177,8 @@ struct ResolveParams {
     int64 missed_seq, missed_position, missed_head;
     Divisor heads, positions, cap;
     uint32 entries;  // the capacity of all lists together
+    uint32 first_far;  // unless 0, entries whose host run n is not resident name slot first_far + n
+    char *missed_again;  // as `missed`, of the same strides
 };
 
 // --- copies ---------------------------------------------------------------------------------------------------------------

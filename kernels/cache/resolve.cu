@@ -3,6 +3,9 @@
 //   cache_find   a CTA for each list: names the runs that have a slot, and claims each run that has none once
 //   cache_give   one CTA, or a cluster: gives a slot to each claimed run, and writes it to all entries of the run
 //
+// Where p.first_far is given, entries whose runs are not resident name these in host memory, where attention reads them, instead of the slots that the
+// runs get. So cache_give may run beside that attention, and the runs may be copied later.
+//
 // Slots are given away by the clock algorithm: a hand goes over the slots, gives away those that no resolve has named since it last passed,
 // and takes that chance from the others. A run that one of the last `hold` resolves has named keeps its slot in any case. A call names no
 // more runs than the resolves before, as many as `hold` less one, leave slots, so two rounds of the hand find enough slots.
@@ -86,12 +89,14 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
     uint64 bits = *static_cast<const volatile uint64 *>(p.layer.homes + found.host_run);
     if (bits == NO_HOME) bits = atomicCAS(p.layer.homes + found.host_run, NO_HOME, CLAIMED_HOME);
     const Home home = unpack(bits);
-    if (home.slot >= CLAIMED) {
-        found.waits = true, found.claims = bits == NO_HOME;
-        return found;
+    const bool has_slot = home.slot < CLAIMED;
+    found.claims = bits == NO_HOME, found.waits = !has_slot && !p.first_far, found.is_resident = has_slot && home.is_resident();
+    if (has_slot) static_cast<volatile uint32 *>(p.layer.named)[home.slot] = named_at(now) | CHANCE | (found.is_resident ? IN_USE : 0);
+    if (p.first_far && !found.is_resident) {
+        found.slot = p.first_far + found.host_run;
+    } else if (has_slot) {
+        found.slot = p.cache.first_slot + home.slot;
     }
-    found.slot = p.cache.first_slot + home.slot, found.is_resident = home.is_resident();
-    static_cast<volatile uint32 *>(p.layer.named)[home.slot] = named_at(now) | CHANCE | (found.is_resident ? IN_USE : 0);
     return found;
 }
 
@@ -158,13 +163,15 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const _
         if (claiming | others) {
             const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(claiming & below);
             const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(others & below);
-            if (found.waits) store(found.claims ? p.layer.claims + claims_at : p.layer.others + waits_at, {cell, found.host_run});
+            if (found.claims || found.waits) store(found.claims ? p.layer.claims + claims_at : p.layer.others + waits_at, {cell, found.host_run});
         }
         if (first + FIND_THREADS < count) __syncthreads();
     }
     if (threadIdx.x) return;
     if (p.resident.ids) as<int32>(counts_at(p.resident, at)) = resident_count;
-    if (p.missed) as<int32>(p.missed + at.i * p.missed_seq + at.position * p.missed_position + at.head * p.missed_head) = missed;
+    const int64 count_at = at.i * p.missed_seq + at.position * p.missed_position + at.head * p.missed_head;
+    if (p.missed) as<int32>(p.missed + count_at) = missed;
+    if (p.missed_again) as<int32>(p.missed_again + count_at) = missed;
     // One atomic adds to hits and misses: neither sum overflows 32 bits.
     if (resident_count | missed) atomicAdd(reinterpret_cast<uint64 *>(&p.layer.clock->hits), uint64(missed) << 32 | resident_count);
 }
@@ -375,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
             const Missed claim = number < shared_count ? shared_claims[number] : load(layer.claims + number);
             store_volatile(layer.homes + claim.host_run, pack({s, now << 1})), store_volatile(layer.holds + s, pack({claim.host_run, now << 1}));
             layer.named[s] = named_at(now) | CHANCE;
-            *claim.cell = p.cache.first_slot + s;
+            if (!p.first_far) *claim.cell = p.cache.first_slot + s;
             if (at + 1 == left_over) end = first + k * step + 1;
         }
         if (ranks.before[0] < left_over) {

@@ -26,8 +26,9 @@ pub const VWD_STRATEGY_ASYNC_TLS: u32 = 3;
 /// Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache.
 pub const VWD_STRATEGY_SPARDA: u32 = 4;
 /// A predicted list is fetched ahead; of the selected list attention reads what is resident while what was missed travels, and repair adds
-/// the missed and the late. Results are those of SERIAL: bit for bit on a CPU session and where slots hold codes, else to the tolerance of
-/// `vwd_repair`, whatever was predicted and however late copies are.
+/// the missed and the late; in a step of one row attention reads these in host memory itself, where its kernel can. Results are those of
+/// SERIAL: bit for bit on a CPU session and where slots hold codes, else to the tolerance of `vwd_repair`, whatever was predicted and however
+/// late copies are.
 pub const VWD_STRATEGY_VANWARD: u32 = 5;
 
 /// PRR and VANWARD predict from the scores of past steps.
@@ -143,7 +144,7 @@ unsafe impl Versioned for vwd_decoder_options {
 /// selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
 /// predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list; of VANWARD by scores the one for the next step.
 /// missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and on the engine's pages not predicted,
-///                                     on a cache not resident.
+///                                     on a cache not resident. On a cache also those that attention read in host memory instead.
 /// fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
 ///                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 /// Rows that were not sparse have 0.

@@ -31,6 +31,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Tensor, strided};
+use crate::ops::attention::FarPages;
 use crate::ops::contents::{self, Number, Rule};
 use crate::ops::views::{BlockList, ListAt, Lists};
 use crate::runtime::cuda::Family;
@@ -242,6 +243,46 @@ impl KvCache {
         unsafe { store.resolve(&on, sequences, request) }
     }
 
+    /// Waits for a fetch that was begun, and finds the slots of the blocks of a list; the entry of a block that is not resident names a page of
+    /// [`KvCache::far_pages`]. `give_far` has to follow.
+    ///
+    /// # Safety
+    /// `missed_again` of [`FarRuns`] stays valid until the stream has passed.
+    pub unsafe fn find_far(&self, request: &ResolveRequest, missed_again: *mut i32, stream: vwd_stream) -> Result<()> {
+        let on = self.session.on(stream)?;
+        contents::check(&self.session, &on, || request.contents(&self.options))?;
+        let far = FarRuns { missed_again, ..self.far_runs(request) };
+        let store = &mut self.state.lock().store;
+        store.join_fetch(&on, request.layer)?;
+        // SAFETY: the call's contract keeps the tensors valid; the caller vouches for the counts.
+        unsafe { store.find_far(&on, request, &far) }
+    }
+
+    /// Gives slots to the blocks that `find_far` found in host memory, for the next fetch to fill. What reads the entries may run meanwhile.
+    pub fn give_far(&self, request: &ResolveRequest, stream: vwd_stream) -> Result<()> {
+        let on = self.session.on(stream)?;
+        // SAFETY: the call's contract keeps the tensors valid.
+        unsafe { self.state.lock().store.give_far(&on, request, &self.far_runs(request)) }
+    }
+
+    fn far_runs(&self, request: &ResolveRequest) -> FarRuns {
+        FarRuns { first: self.all.layer(request.layer).total_slots() as u32, missed_again: std::ptr::null_mut() }
+    }
+
+    /// The runs of a layer in host memory as pages after those of its slots; `None` where slots hold something else, and on a CPU session, which
+    /// copies in the call.
+    pub fn far_pages(&self, layer: u32) -> Result<Option<FarPages>> {
+        let layer = self.layer(layer)?;
+        let (options, state) = (self.all.layer(layer), self.state.lock());
+        let (first, count) = (options.total_slots(), options.host_runs());
+        if self.session.cuda().is_none() || options.is_coded || first + count > i32::MAX as usize {
+            return Ok(None);
+        }
+        let end = state.store.pool(layer) as i64 + (first * options.run().bytes) as i64;
+        let bytes = state.store.host(layer) as i64 - end;
+        Ok(Some(FarPages { count: count as u32, bytes }))
+    }
+
     /// Writes the tables of the rows of a step: what a decoder reads summaries and tails by.
     ///
     /// # Safety
@@ -416,6 +457,13 @@ pub struct RowTables<'a> {
     pub tails: *mut i32,
     /// [B]: the first token of the blocks that the tail has in every layer; a later token is at least the next one that may be appended.
     pub floors: *mut i32,
+}
+
+/// How a resolve names runs that are not resident: run n of host memory as slot `first` + n.
+pub struct FarRuns {
+    pub first: u32,
+    /// Where missed_counts go once more, with the same strides, or null.
+    pub missed_again: *mut i32,
 }
 
 /// Checked arguments of `vwd_kv_cache_append`.

@@ -1,9 +1,9 @@
 //! The interface of a cache's backend, which has the runs and the slots. `sequences` decides which blocks a sequence has.
 
 use super::sequences::{Opened, Sequences};
-use super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
+use super::{AppendRequest, CompactRequest, FarRuns, ResolveRequest, RowTables};
 use crate::abi::vwd_stream;
-use crate::core::status::Result;
+use crate::core::status::{Error, Result};
 use crate::runtime::{On, Session};
 use std::ops::Range;
 
@@ -48,6 +48,29 @@ pub trait Store: Send {
     /// # Safety
     /// The request's tensors are valid for as long as the call's contract says.
     unsafe fn resolve(&mut self, on: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()>;
+
+    /// What the stream holds from now on begins after the layer's fetch, if one was begun since the resolve before, by the same capture or outside of any.
+    fn join_fetch(&mut self, _: &On, _layer: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// The first half of a resolve: finds where the blocks of lists lie, those that are not resident in host memory. Only where
+    /// [`KvCache::far_pages`](super::KvCache::far_pages) has pages.
+    ///
+    /// # Safety
+    /// The request's tensors and `far` are valid for as long as the call's contract says.
+    unsafe fn find_far(&mut self, _: &On, _: &ResolveRequest, _far: &FarRuns) -> Result<()> {
+        Err(Error::unsupported("lists that name blocks in host memory"))
+    }
+
+    /// The second half, which gives those that have none slots; entries stay what they are. No other resolve of the layer runs between the two.
+    ///
+    /// # Safety
+    /// As for `find_far`.
+    unsafe fn give_far(&mut self, on: &On, request: &ResolveRequest, far: &FarRuns) -> Result<()> {
+        // SAFETY: the same contract.
+        unsafe { self.find_far(on, request, far) }
+    }
 
     /// # Safety
     /// The request's memory is valid for as long as the call's contract says.

@@ -1,5 +1,5 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
-//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_errors.rs, decoder/tiered_slots.rs,
+//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_errors.rs, decoder/tiered_far.rs, decoder/tiered_slots.rs,
 //! decoder/tiered_types.rs, decoder/coded.rs, decoder/coded_trees.rs and decoder/coded_term.rs.
 
 pub mod acceptance;
@@ -16,6 +16,7 @@ pub mod strategies;
 pub mod term;
 pub mod tiered;
 pub mod tiered_errors;
+pub mod tiered_far;
 pub mod tiered_slots;
 pub mod tiered_types;
 pub mod trees;

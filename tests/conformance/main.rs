@@ -122,6 +122,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::fallback::ON_THE_CPU, on: On::Cpu },
     Family { cases: decoder::tiered::CASES, on: On::Both },
     Family { cases: decoder::tiered_errors::CASES, on: On::Both },
+    Family { cases: decoder::tiered_far::CASES, on: On::Both },
     Family { cases: decoder::tiered_slots::CASES, on: On::Both },
     Family { cases: decoder::trees::CASES, on: On::Both },
     Family { cases: decoder::tiered_types::CASES, on: On::Both },

@@ -1442,7 +1442,7 @@ accepted    [max_sequences]  int32. Tokens of these that were accepted.
 selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
 predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list; of VANWARD by scores the one for the next step.
 missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and on the engine's pages not predicted,
-                                    on a cache not resident.
+                                    on a cache not resident. On a cache also those that attention read in host memory instead.
 fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 Rows that were not sparse have 0.

@@ -110,8 +110,8 @@ impl<'a> Attend<'a> {
             if strategy == Strategy::AsyncTls {
                 decoder.speculation.reserve(self.layer.select_scratch(&select)?)?;
             }
-            if strategy.repairs() && decoder.tiered.is_some() {
-                most = most.max(self.resident_scratch()?);
+            if let (true, Some(tiered)) = (strategy.repairs(), &decoder.tiered) {
+                most = most.max(self.resident_scratch(tiered)?);
             } else if strategy.repairs() {
                 decoder.speculation.reserve(self.attention_scratch(&self.over_predicted())?)?;
                 let request = |r: &repair::Request| repair::scratch(&decoder.session, r);

@@ -10,11 +10,13 @@
 //!                                                         └─ summarise ───────────────────────────────────────────────┘
 //!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  summarise ─ select ─ resolve ┬─ fetch ────────────────────────────┬─ wait ─ repair
 //!                                                                                          └─ attention over what is resident ─┘
+//!     one row  (ahead: foresee, or predict ─ resolve, fetch)  summarise ─ select ─ find ┬─ give slots, for the next fetch to fill ──────────────┬─ out
+//!                                                                                       └─ attention, to what is not resident in host memory ─┘
 //!
 //! What was foreseen of a layer is fetched once the layer that is attended before it has its own blocks: the bus is slower than all else, and what a
 //! layer waits for goes first. VANWARD does not attend what was predicted before its selection is there, as PRR does: on an H200 the selection
 //! took so much longer beside attention that nothing was gained, and copies hide attention as well. Where slots hold codes it attends once all have
-//! arrived.
+//! arrived. A single row misses so little that to read it where it lies takes less time than to copy it first.
 //!
 //! Dense rows attend the blocks in host memory where they lie: the device reads each once, which a copy would do, too, and no slot is
 //! taken from what sparse steps read. The newest two blocks, which host memory may not have yet, come from slots. Repair adds these to the state
@@ -46,7 +48,8 @@ use crate::core::status::Result;
 use crate::core::tensor::{Tensor, given};
 use crate::core::versioned::zeroed;
 use crate::kv::{self, AppendRequest, KvCache, ResolveRequest, RowTables};
-use crate::ops::{attention, repair};
+use crate::ops::attention::{self, FarPages};
+use crate::ops::repair;
 use std::sync::Arc;
 
 /// The cache that has the keys and values, and views of each layer's slots.
@@ -55,11 +58,17 @@ pub struct Tiered {
     views: Vec<vwd_kv_cache_layer>,
     /// Keys, values and scales of each layer in host memory; none where blocks are coded.
     stored: Vec<[vwd_tensor; 4]>,
+    /// The runs of each layer in host memory, as pages behind those of its slots, where attention may read them so.
+    far_pages: Vec<Option<FarPages>>,
     /// The codes in the slots of each layer, none where slots hold keys and values; and those in host memory, among which no first block of a
     /// sequence is, none where blocks are not coded. Which of the latter a row has, its step says.
     coded: Vec<vwd_int4_kv>,
     stored_codes: Vec<vwd_int4_kv>,
 }
+
+/// Rows of a step up to which VANWARD reads what is not resident where it lies, in host memory. Such a block crosses the bus once more, with the next
+/// step's foreseen blocks; of more rows the bus has as much to do as the rest of the device.
+const FEW_ROWS: usize = 1;
 
 /// What a resolve writes beside slots, and what it leaves where it is.
 #[derive(Default)]
@@ -83,11 +92,13 @@ impl Tiered {
         let kv::Options { layers, block_size, is_coded, .. } = options;
         let if_so = |has: bool| if has { layers } else { 0 };
         let (mut views, mut stored) = (reserved(layers, PURPOSE)?, reserved(if_so(!is_coded), PURPOSE)?);
+        let mut far_pages = reserved(layers, PURPOSE)?;
         let mut stored_codes = reserved(if_so(is_coded), PURPOSE)?;
         let mut coded = reserved(if_so(options.has_coded_slots()), PURPOSE)?;
         for layer in 0..layers as u32 {
             let view = cache.view(layer)?;
             views.push(view);
+            far_pages.push(cache.far_pages(layer)?);
             if !is_coded {
                 stored.push(cache.stored(layer)?);
                 continue;
@@ -101,7 +112,7 @@ impl Tiered {
             stored_codes.push(vwd_int4_kv { exact_tokens, ..of_host });
         }
         cache.expect_lists(entries);
-        Ok(Tiered { cache: cache.clone(), views, stored, coded, stored_codes })
+        Ok(Tiered { cache: cache.clone(), views, stored, far_pages, coded, stored_codes })
     }
 
     /// The codes in the slots of a layer; NULL where slots hold keys and values.
@@ -153,6 +164,18 @@ impl Tiered {
         args.missed_counts = missed_counts.unwrap_or(args.missed_counts);
         let beside = read.map(|list| list.ids.shape[..3].iter().product::<i64>() as usize);
         self.cache.resolve(&ResolveRequest::of_step(&self.cache, &args, beside)?, stream)
+    }
+
+    /// Resolves the selected list while its blocks are attended: `attend` reads those that are not resident in host memory.
+    fn resolve_beside(&self, of: &Attend, attend: impl FnOnce() -> Result<()>, stream: vwd_stream) -> Result<()> {
+        let Layer { decoder: Decoder { plan, .. }, step, number, .. } = &of.layer;
+        let [missed_counts, again] = [plan.tiered.fetched, plan.missed].map(|at| of.layer.counts(at));
+        let (sequences, wanted) = (step.sequences, of.layer.selected_in_slots());
+        let args = vwd_kv_cache_resolve_args { layer: *number as u32, sequences, wanted, missed_counts, ..zeroed() };
+        let request = ResolveRequest::of_step(&self.cache, &args, None)?;
+        // SAFETY: the counts are of the decoder's memory.
+        unsafe { self.cache.find_far(&request, again.data.cast(), stream)? };
+        of.beside(stream, |branch| self.cache.give_far(&request, branch), attend)
     }
 
     fn fetch(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
@@ -390,6 +413,12 @@ impl Attend<'_> {
             self.bring(layer.selected_in_slots(), true, stream)?;
             return self.attention(&self.over_selected(Kind::Sparse), stream);
         }
+        if layer.step.batch <= FEW_ROWS
+            && self.with_far_pages(tiered, |r| Ok(attention::is_taken(session, r)))?.unwrap_or(false)
+        {
+            let attend = || self.with_far_pages(tiered, |r| attention::run(session, r, stream)).map(|_| ());
+            return tiered.resolve_beside(self, attend, stream);
+        }
         let with = With { resident: Some(layer.resident()), missed_counts: layer.fetched(), ..With::default() };
         tiered.resolve(layer, layer.selected_in_slots(), with, stream)?;
         tiered.fetch(layer, stream)?;
@@ -404,11 +433,30 @@ impl Attend<'_> {
     }
 
     /// Scratch of the calls of `attend_resident`, without the selection's.
-    pub fn resident_scratch(&self) -> Result<u64> {
+    pub fn resident_scratch(&self, tiered: &Tiered) -> Result<u64> {
         let session = &self.layer.decoder.session;
         let resident = self.attention_scratch(&self.over_resident())?;
+        let far = self.with_far_pages(tiered, |r| match attention::is_taken(session, r) {
+            true => attention::scratch(session, r),
+            false => Ok(0),
+        })?;
         let late = repair::Request::with(session, &self.over_late(), &self.kv(), |r| repair::scratch(session, r))?;
-        Ok(resident.max(late))
+        Ok(resident.max(late).max(far.unwrap_or(0)))
+    }
+
+    /// Attention over the selection where its blocks lie, checked; `None` where the layer has no far pages.
+    fn with_far_pages<R>(
+        &self,
+        tiered: &Tiered,
+        then: impl FnOnce(&attention::Request) -> Result<R>,
+    ) -> Result<Option<R>> {
+        let far_pages = tiered.far_pages[self.layer.number];
+        if far_pages.is_none() {
+            return Ok(None);
+        }
+        let session = &self.layer.decoder.session;
+        let far = |r: &attention::Request| then(&attention::Request { far_pages, ..*r });
+        attention::Request::with(session, &self.over_selected(Kind::Sparse), &self.kv(), far).map(Some)
     }
 
     /// Keeps the state. What it writes to `out` is replaced. Sinks enter the result once, in the end.

@@ -42,7 +42,7 @@ use super::options::{CacheOptions, Options};
 use super::pinned::Pinned;
 use super::sequences::Sequences;
 use super::store::{Changed, Counters, Store};
-use super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
+use super::{AppendRequest, CompactRequest, FarRuns, ResolveRequest, RowTables};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Error, Result};
 use crate::ops::quantize::rows;
@@ -418,6 +418,32 @@ impl Layers {
         }
     }
 
+    fn find(&self, enqueue: &Enqueue, lists: usize, params: &ResolveParams) -> Result<()> {
+        let kernels: &Kernels = enqueue.kernels();
+        let grid = Grid { kind: enqueue.dependent_kind(), ..plain(lists, tuning::FIND_THREADS) };
+        // SAFETY: the kernel's struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
+        unsafe { enqueue.launch(&kernels.find, grid, [param(params)]) }
+    }
+
+    /// Follows `find`, on the same stream or on another. On the same one both kernels wait before they write. What `give` reads before it waits was ready
+    /// before `find` let it begin, since `find` waits first.
+    fn give(&mut self, enqueue: &Enqueue, layer: usize, params: &ResolveParams, is_same_stream: bool) -> Result<()> {
+        let kernels: &Kernels = enqueue.kernels();
+        let (ctas, threads) = tuning::give(params.slots(), params.entries as usize, kernels.most_give);
+        let kind = match (ctas, is_same_stream) {
+            (1, true) => enqueue.dependent_kind(),
+            (1, false) => Kind::Plain,
+            (_, true) => Kind::DependentClusters(ctas),
+            (_, false) => Kind::Clusters(ctas),
+        };
+        // SAFETY: as in `find`.
+        unsafe { enqueue.launch(&kernels.give, Grid { ctas, threads, kind }, [param(params)])? };
+        let layer = &mut self.layers[layer];
+        layer.fetched = Fetched::No;
+        layer.is_captured |= enqueue.is_capturing()?;
+        Ok(())
+    }
+
     fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {
         let kernels: &Kernels = enqueue.kernels();
         let (stream, of_layer) = (self.streams.fetch(layer), self.layers[layer].params);
@@ -571,25 +597,29 @@ impl Store for Layers {
         if r.is_empty() || lists == 0 {
             return Ok(());
         }
-        let enqueue = enqueue(on);
-        let kernels: &Kernels = enqueue.kernels();
         if lists > i32::MAX as usize {
             return Err(Error::unsupported(format!("wanted.counts: {lists} lists; CUDA takes up to 2^31 − 1")));
         }
-        let layer = &mut self.layers[r.layer];
-        let params = ResolveParams::new(&layer.params, &self.cache, r);
-        // SAFETY: the kernels' struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
-        // Both kernels wait before they write. What `give` reads before it waits was ready before `find` let it begin, since `find` waits first.
-        unsafe {
-            let grid = Grid { kind: enqueue.dependent_kind(), ..plain(lists, tuning::FIND_THREADS) };
-            enqueue.launch(&kernels.find, grid, [param(&params)])?;
-            let (ctas, threads) = tuning::give(params.slots(), params.entries as usize, kernels.most_give);
-            let kind = if ctas == 1 { enqueue.dependent_kind() } else { Kind::DependentClusters(ctas) };
-            enqueue.launch(&kernels.give, Grid { ctas, threads, kind }, [param(&params)])?;
+        let params = ResolveParams::new(&self.layers[r.layer].params, &self.cache, r);
+        self.find(enqueue(on), lists, &params)?;
+        self.give(enqueue(on), r.layer, &params, true)
+    }
+
+    unsafe fn find_far(&mut self, on: &On, r: &ResolveRequest, far: &FarRuns) -> Result<()> {
+        let lists = r.lists().count();
+        if r.is_empty() || lists == 0 {
+            return Ok(());
         }
-        layer.fetched = Fetched::No;
-        layer.is_captured |= enqueue.is_capturing()?;
-        Ok(())
+        let params = ResolveParams::of_far(&self.layers[r.layer].params, &self.cache, r, far);
+        self.find(enqueue(on), lists, &params)
+    }
+
+    unsafe fn give_far(&mut self, on: &On, r: &ResolveRequest, far: &FarRuns) -> Result<()> {
+        if r.is_empty() || r.lists().count() == 0 {
+            return Ok(());
+        }
+        let params = ResolveParams::of_far(&self.layers[r.layer].params, &self.cache, r, far);
+        self.give(enqueue(on), r.layer, &params, false)
     }
 
     unsafe fn row_tables(&mut self, on: &On, _: &Sequences, r: &RowTables) -> Result<()> {
@@ -608,6 +638,14 @@ impl Store for Layers {
         self.copies(enqueue, layer, false)?;
         self.layers[layer].fetched = Fetched::In(enqueue.capture()?);
         Ok(())
+    }
+
+    fn join_fetch(&mut self, on: &On, layer: usize) -> Result<()> {
+        let enqueue = enqueue(on);
+        match self.layers[layer].fetched == Fetched::In(enqueue.capture()?) {
+            true => self.streams.fetch(layer).join(enqueue, layer),
+            false => Ok(()),
+        }
     }
 
     fn wait(&mut self, on: &On, layer: usize) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Parameters of the kernels of kernels/cache.
 
-use super::super::{AppendRequest, CompactRequest, ResolveRequest, RowTables};
+use super::super::{AppendRequest, CompactRequest, FarRuns, ResolveRequest, RowTables};
 use crate::core::tensor::Tensor;
 use crate::kv::options::Options;
 use crate::ops::quantize::block::rotation_factor;
@@ -325,12 +325,20 @@ kernel_struct! {
         positions: Divisor,
         cap: Divisor,
         pub entries: u32,
+        first_far: u32,
+        missed_again: *mut u8,
     }
 }
 
 impl ResolveParams {
     pub fn slots(&self) -> usize {
         self.layer.slots as usize
+    }
+
+    /// At least one list, whose entries name runs in host memory where these are not resident.
+    pub fn of_far(layer: &Layer, cache: &Cache, r: &ResolveRequest, far: &FarRuns) -> ResolveParams {
+        let FarRuns { first, missed_again } = *far;
+        ResolveParams { first_far: first, missed_again: missed_again.cast(), ..ResolveParams::new(layer, cache, r) }
     }
 
     /// Of at least one list.
@@ -353,6 +361,8 @@ impl ResolveParams {
             // No entry is divided where there is none.
             cap: if r.wanted.cap() == 0 { Divisor::NONE } else { Divisor::new(r.wanted.cap() as u32) },
             entries: if r.wanted.ids.is_empty() { 0 } else { r.wanted.ids.count() as u32 },
+            first_far: 0,
+            missed_again: std::ptr::null_mut(),
         }
     }
 }

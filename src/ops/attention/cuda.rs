@@ -7,8 +7,8 @@ use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Cuda, Enqueue};
 
 fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
-    let Request { problem, list, entries_per_partial, outputs, partials, term, is_far } = *r;
-    Job { problem, list, entries_per_partial, partials, outputs, term, has_start: false, is_far }
+    let Request { problem, list, entries_per_partial, outputs, partials, term, is_far, far_pages } = *r;
+    Job { problem, list, entries_per_partial, partials, outputs, term, has_start: false, is_far, far_pages }
 }
 
 fn plan(kernels: &Kernels, forced: Option<Variant>, r: &Request) -> Result<Option<(Variant, Plan)>> {

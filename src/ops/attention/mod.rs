@@ -148,11 +148,11 @@ impl<'a> Problem<'a> {
         rules
     }
 
-    /// What a session that checks contents reads of a list.
-    pub fn contents_of(&self, list: &BlockList<'a>) -> Vec<Rule<'a>> {
+    /// What a session that checks contents reads of a list, whose slots name so many pages beside those of keys and values.
+    pub fn contents_of(&self, list: &BlockList<'a>, far_pages: usize) -> Vec<Rule<'a>> {
         let pages = &self.kv.pages;
         let tokens = Tokens { seq_lens: pages.seq_lens, positions: &self.positions, block_size: self.block_size };
-        contents::list(list, &tokens, pages.count + self.int4.map_or(0, |int4| int4.pages.count))
+        contents::list(list, &tokens, pages.count + far_pages + self.int4.map_or(0, |int4| int4.pages.count))
     }
 
     /// The tokens that position `r` of sequence `i` sees.
@@ -438,6 +438,15 @@ pub struct Request<'r> {
     pub term: Option<&'r Term<'r>>,
     /// Whether keys and values lie in host memory, as a decoder on a tiered cache knows. It picks kernels alone.
     pub is_far: bool,
+    pub far_pages: Option<FarPages>,
+}
+
+/// Pages of keys and values that lie in other memory. Slots of a list name them by the numbers that follow those of the pages of `k` and `v`.
+#[derive(Clone, Copy)]
+pub struct FarPages {
+    pub count: u32,
+    /// How far each lies from where the strides of `k` and `v` would have it.
+    pub bytes: i64,
 }
 
 impl Request<'_> {
@@ -484,8 +493,16 @@ impl Request<'_> {
         let mut room = MaybeUninit::uninit();
         let term = Term::from_c(checks, c, (&problem.positions, problem.heads, extents.dim), &mut room)?;
         let (list, partials, term) = (list.as_ref(), partials.as_ref(), term.as_ref());
-        let request =
-            Request { problem: &problem, list, entries_per_partial, outputs: &outputs, partials, term, is_far: false };
+        let request = Request {
+            problem: &problem,
+            list,
+            entries_per_partial,
+            outputs: &outputs,
+            partials,
+            term,
+            is_far: false,
+            far_pages: None,
+        };
         request.reject_overlap()?;
         then(&request)
     }
@@ -510,7 +527,8 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
     let on = session.on(stream)?;
     contents::check(session, &on, || {
         let mut rules = request.problem.contents();
-        rules.extend(request.list.iter().flat_map(|list| request.problem.contents_of(list)));
+        let far = request.far_pages.map_or(0, |far| far.count as usize);
+        rules.extend(request.list.iter().flat_map(|list| request.problem.contents_of(list, far)));
         rules.extend(request.outputs.contents());
         rules.extend(request.term.and_then(|term| term.remainder.contents()));
         rules
@@ -524,6 +542,11 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
 /// Bytes of scratch that `run` takes from its stream's arena.
 pub fn scratch(session: &Session, request: &Request) -> Result<u64> {
     session.scratch_bytes(|cuda| cuda::scratch(cuda, request))
+}
+
+/// Whether some variant that the session may run takes the call.
+pub fn is_taken(session: &Session, request: &Request) -> bool {
+    session.cuda().is_none_or(|cuda| cuda::scratch(cuda, request).is_ok())
 }
 
 /// States [B, (Q,) Hq, ..] that are joined.

@@ -165,7 +165,7 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
     contents::check(session, &on, || {
         let mut rules = request.problem.contents();
         for list in [request.predicted, request.selected] {
-            rules.extend(request.problem.contents_of(list));
+            rules.extend(request.problem.contents_of(list, 0));
         }
         rules.extend(request.outputs.contents());
         rules

@@ -90,6 +90,8 @@ pub struct Options {
     pub wide_queries: bool,
     /// Keys and values lie in host memory, whose bus wants few and long reads.
     pub is_far: bool,
+    /// Slots of the list name pages in other memory, too.
+    pub far_pages: bool,
     /// Rows of q, k and v begin and end on 16 bytes.
     pub rows_of_16_bytes: bool,
     /// Strides from token to token and from page to page fit in 32 bits.
@@ -147,6 +149,7 @@ impl Options {
             values_are_keys: values_are_keys(params),
             wide_queries: q.dtype == DType::F32 && k.dtype.bits == 16,
             is_far: job.is_far,
+            far_pages: job.far_pages.is_some(),
             rows_of_16_bytes: [q, k, v].into_iter().all(is_copied_by_16),
             near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
             whole_tiles: 1 << params.log_granule == TILE,
@@ -166,6 +169,7 @@ fn has_paged_tiles(job: &Job, params: &Params) -> bool {
 }
 
 const NO_INT4: &str = "it takes no tokens in INT4";
+const NO_FAR_PAGES: &str = "its slots name no pages in other memory";
 const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
 
 /// How a variant of attention suits a call.
@@ -199,6 +203,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         values_are_keys: _,
         wide_queries: _,
         is_far,
+        far_pages: _,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
@@ -260,6 +265,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         values_are_keys: _,
         wide_queries: _,
         is_far,
+        far_pages,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -272,6 +278,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)
+        .unless(far_pages, NO_FAR_PAGES)
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(partials, "it keeps no partials")
 }
@@ -329,6 +336,7 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         values_are_keys,
         wide_queries,
         is_far: _,
+        far_pages,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -338,6 +346,7 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     } = *options;
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     fit.unless(tree, "it takes no draft tree")
+        .unless(far_pages, NO_FAR_PAGES)
         .unless(int4.is_some(), NO_INT4)
         .unless(wide_queries, NO_WIDE_QUERIES)
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
@@ -365,6 +374,7 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
         values_are_keys: _,
         wide_queries: _,
         is_far: _,
+        far_pages,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -375,6 +385,7 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
     let width = Width::of(sizes.dim, sizes.value_dim);
     Fit::Takes
         .unless(tree, "it takes no draft tree")
+        .unless(far_pages, NO_FAR_PAGES)
         .unless(int4.is_some(), NO_INT4)
         .unless(
             sizes.element.is_none(),
@@ -400,6 +411,7 @@ fn fit_general(options: &Options) -> Fit {
         values_are_keys: _,
         wide_queries: _,
         is_far: _,
+        far_pages,
         rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles: _,
@@ -407,7 +419,7 @@ fn fit_general(options: &Options) -> Fit {
         tree: _,
         int4: _,
     } = *options;
-    Fit::Takes
+    Fit::Takes.unless(far_pages, NO_FAR_PAGES)
 }
 
 fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -455,6 +467,7 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         values_are_keys: _,
         wide_queries: _,
         is_far: _,
+        far_pages,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles,
@@ -467,6 +480,7 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
     let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
     fit.unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+        .unless(far_pages, NO_FAR_PAGES)
         .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(partials, "it keeps no partials")
@@ -512,6 +526,8 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         values_are_keys: _,
         wide_queries,
         is_far: _,
+        // A repair's lists name none.
+        far_pages: _,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,

@@ -101,6 +101,9 @@ kernel_struct! {
         pub k_scale: View<3>,
         pub v_scale: View<3>,
         pub kept_past: View<1>,
+        pub far: i64,
+        pub near_pages: u32,
+        pub unused: u32,
     }
 }
 

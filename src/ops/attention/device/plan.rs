@@ -4,7 +4,7 @@ use super::params::{Params, StateView};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::attention::{Outputs, Problem, Term};
+use crate::ops::attention::{FarPages, Outputs, Problem, Term};
 use crate::ops::views::{BlockList, Scale, State};
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::views::{NO_DIM, View, element_code};
@@ -148,6 +148,7 @@ pub struct Job<'j, 'a> {
     pub has_start: bool,
     /// Whether keys and values lie in host memory.
     pub is_far: bool,
+    pub far_pages: Option<FarPages>,
 }
 
 /// The sizes of a call, from which variants and their plans follow.
@@ -287,7 +288,9 @@ pub fn describe(job: &Job) -> Result<Option<Params>> {
         window: if window < most { window as u32 } else { 0 },
         token_capacity: kv.pages.capacity().min(most - block) as u32,
         list_capacity: entries as u32,
-        pages: kv.pages.count as u32,
+        pages: kv.pages.count as u32 + job.far_pages.map_or(0, |far| far.count),
+        near_pages: kv.pages.count as u32,
+        far: job.far_pages.map_or(0, |far| far.bytes),
         block: Divisor::new(block as u32),
         page: Divisor::new(kv.pages.size.max(1) as u32),
         log_granule: (together as u32 | TILE).trailing_zeros(),

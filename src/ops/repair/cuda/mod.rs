@@ -160,6 +160,7 @@ fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
         term: None,
         has_start: true,
         is_far: false,
+        far_pages: None,
     }
 }
 

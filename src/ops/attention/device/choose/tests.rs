@@ -38,6 +38,7 @@ const NOTHING: Options = Options {
     values_are_keys: false,
     wide_queries: false,
     is_far: false,
+    far_pages: false,
     rows_of_16_bytes: true,
     near_strides: true,
     whole_tiles: true,
