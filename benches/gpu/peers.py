@@ -261,7 +261,7 @@ def chains(session, timer, rows, quick):
     for batch, dtype in itertools.product((1, 32) if quick else (1, 8, 32, 128), (torch.bfloat16, torch.float32)):
         size = batch * (2 * gamma + 1) * tokens * dtype.itemsize
         sets = min(20, max(2, math.ceil((384 << 20) / size)))
-        case = sample.Case(session, sets, batch, gamma, tokens, dtype, False, True)
+        case = sample.Case(session, sets, batch, gamma, tokens, dtype, sample.NO_FILTERS, True)
         row = dict(batch=batch, gamma=gamma, dtype=str(dtype))
         for name, has_rows in dict(vanward=False, vanward_rows=True).items():
             case.has_rows = has_rows

@@ -2,7 +2,8 @@
 
     python benches/gpu/sample.py [--out FILE] [--quick | --goals]
 
-Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, with and without filters and draft rows. FlashInfer takes probabilities: its
+Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, without filters, with top-k 50 and top-p .95, and with top-p alone, with and
+without draft rows. FlashInfer takes probabilities: its
 softmax is timed with it and alone. `copy` is
 a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. `cold` is what the call
 adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an engine: its instructions come from
@@ -23,6 +24,10 @@ except ImportError:
     flashinfer = None
 
 
+# Filters of a call. `top_p` alone keeps some 2,300 of 128,256 such logits, with `top_k` at most 50.
+NO_FILTERS, ALL_FILTERS, TOP_P = (), ("top_k", "top_p"), ("top_p",)
+
+
 class Case:
     """`sets` data sets of one shape."""
 
@@ -41,7 +46,7 @@ class Case:
         self.next_token = torch.empty(batch, device="cuda", dtype=torch.int32)
 
     def arguments(self, i):
-        filters = dict(top_p=self.top_p, top_k=self.top_k) if self.filters else {}
+        filters = {name: getattr(self, name) for name in self.filters}
         rows = dict(draft_rows=self.rows[i]) if self.has_rows and self.gamma else {}
         return dict(draft=self.draft[i], target=self.logits[i], temperature=self.temperature, seeds=self.seeds, positions=self.positions,
                     committed=self.committed, next_token=self.next_token, **filters, **rows)
@@ -105,27 +110,27 @@ def measure(session, timer, rows, quick):
     reading = SampleRead() if torch.cuda.get_device_capability() >= (9, 0) else None
     for tokens, gamma, batch in points(quick):
         for dtype in (torch.bfloat16,) if quick == "goals" else (torch.bfloat16, torch.float32):
-            for filters in (False, True):
-                for has_rows in (False, True) if gamma else (False,):
+            for filters in (NO_FILTERS, ALL_FILTERS, TOP_P):
+                for has_rows in (False, True) if gamma and filters != TOP_P else (False,):
                     size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
                     sets = min(20, max(2, math.ceil((384 << 20) / size)))
                     case = Case(session, sets, batch, gamma, tokens, dtype, filters, has_rows)
                     if batch <= 8:
                         case.check()
-                    row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters=filters, draft_rows=has_rows, bytes=size)
+                    row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters), draft_rows=has_rows, bytes=size)
                     ours = case.ours()
                     row.update(vanward_graph=timer.graph(ours, sets), vanward_cold=timer.cold(ours, sets), copy=timer.copy(size))
                     if quick != "goals":
                         row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
                     if flashinfer and gamma and not filters:
                         row.update(flashinfer_event=timer.event(case.chain, sets))
-                    elif flashinfer and not gamma:
+                    elif flashinfer and not gamma and filters != TOP_P:
                         row.update(flashinfer_event=timer.event(case.plain, sets))
                     rows.put("sample", **row)
                     if reading and reading.takes(case.logits[0]) and not filters and not has_rows:
                         rows.put("floor", batch=batch, gamma=gamma, tokens=tokens, bytes=size, vanward_graph=row["vanward_graph"], **reading.times(case.logits, timer))
                     if quick == "goals":
-                        rows.put("kernels", batch=batch, filters=filters, draft_rows=has_rows, timeline=timer.timeline(case.ours(), sets))
+                        rows.put("kernels", batch=batch, filters="+".join(filters), draft_rows=has_rows, timeline=timer.timeline(case.ours(), sets))
                     del case
 
 
