@@ -61,6 +61,7 @@ template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, Ro
     }
     __syncthreads();
     if (shared.finisher != rank) return;
+    // As decide_plain_row of cluster_filtered.cu, which, called here, would take more registers than five CTAs have.
     RowRecord &found = shared.found;
     const Drawn &drawn = shared.drawn;
     if (shared.draws) {
@@ -74,15 +75,7 @@ template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, Ro
         __syncthreads();
         if (threadIdx.x == 0) found.token = shared.draw.token;
     }
-    if (threadIdx.x == 0 && shared.order.needs) sampling.rows[n] = found;
-    const uint32 i = sampling.per_request.divide(n), count = sampling.per_request.value;
-    if (!is_last_of_request(shared.draw, sampling.counters[i], count)) return;
-    // What ends the request is asked for again: registers are few while rows are summed. The stages are free now.
-    const Turn ending(p, sampling.first + i);
-    RowRecord *const rows = reinterpret_cast<RowRecord *>(stages);
-    const Decided decided(CtaTeam{shared.draw}, p, ending, i * count, rows, ending.drafted(p, threadIdx.x));
-    const Walked walked = walk<false>(decided);
-    conclude<false>(decided, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
+    end_row(p, shared, stages, n);
 }
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 5) sample_cluster(const __grid_constant__ SampleParams p) {

@@ -209,3 +209,17 @@ __device__ inline void sum_and_find(RowShared &shared, Source &source, uint32 te
     shared.finisher = drawn.segment >> log2_of(source.p.segments_at_once);
     shared.draw.token = drawn.segment * SEGMENT;
 }
+
+// Records what a row gives, which thread 0 knows, and ends the request if it is the last one. The stages are free.
+__device__ inline void end_row(const SampleParams &p, RowShared &shared, char *stages, uint32 n) {
+    const SamplingParams &sampling = p.sampling;
+    if (threadIdx.x == 0 && shared.order.needs) sampling.rows[n] = shared.found;
+    const uint32 i = sampling.per_request.divide(n), count = sampling.per_request.value;
+    if (!is_last_of_request(shared.draw, sampling.counters[i], count)) return;
+    // What ends the request is asked for again: registers are few while rows are summed.
+    const Turn ending(p, sampling.first + i);
+    RowRecord *const rows = reinterpret_cast<RowRecord *>(stages);
+    const Decided decided(CtaTeam{shared.draw}, p, ending, i * count, rows, ending.drafted(p, threadIdx.x));
+    const Walked walked = walk<false>(decided);
+    conclude<false>(decided, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
+}
