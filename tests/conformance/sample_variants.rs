@@ -15,12 +15,16 @@ pub const CASES: &[Case] = cases![
     sample_of_a_request_depends_on_no_other_among_many,
 ];
 
+/// Sessions that take each variant, where the device has it.
+fn by_variant(backend: &Backend) -> impl Iterator<Item = (&'static str, Backend)> {
+    [("sample=cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)]
+        .into_iter()
+        .filter_map(|(variant, least)| Some((variant, backend.forcing(variant, least..=u32::MAX)?)))
+}
+
 fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
-    let variants =
-        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
-    for (variant, capabilities) in variants {
-        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+    for (variant, forced) in by_variant(backend) {
         rounds(16, |rng| {
             let scene = if variant == "sample=cluster" || rng.one_in(2) { plain(rng) } else { aligned(rng) };
             scene.run(&forced, None).assert_same(scene.run(&cpu, None));
@@ -39,10 +43,7 @@ fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backen
 /// Rows of which the filters' bounds are found among few candidates, and others that are searched for them.
 fn sample_filters_flat_rows_by_each_variant_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
-    let variants =
-        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
-    for (variant, capabilities) in variants {
-        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+    for (variant, forced) in by_variant(backend) {
         filters_flat_rows(&forced, false, &[5000, 12_000, 40_000]);
         if variant == "sample=cluster" {
             // So long that a CTA has four segments.
@@ -57,10 +58,7 @@ fn sample_filters_flat_rows_by_each_variant_as_on_the_cpu(backend: &Backend) {
 
 /// Without log-probabilities, whose kernels are others: rows of several segments, and requests of several rows.
 fn sample_of_a_request_depends_on_no_other_by_each_variant(backend: &Backend) {
-    let variants =
-        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
-    for (variant, capabilities) in variants {
-        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+    for (variant, forced) in by_variant(backend) {
         rounds(4, |rng| {
             let tokens = rng.pick(&[304, 8200, 20_008]);
             let scene = match variant == "sample=cluster" || rng.one_in(2) {
