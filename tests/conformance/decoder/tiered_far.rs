@@ -56,7 +56,8 @@ fn missed_of(backend: &Backend, rng: &mut Rng, slots: usize) -> u64 {
             ..sizes.cache()
         },
     );
-    let options = vwd_decoder_options { max_rows: rows as u32, ..sizes.decoder(&[serial, vanward]) };
+    let policies = [serial, vanward];
+    let options = vwd_decoder_options { max_rows: rows as u32, ..sizes.decoder(&policies) };
     let decoder = create_on(backend, &options, &cache);
     let numbers: Vec<i64> = (0..rows)
         .map(|_| {
