@@ -318,7 +318,6 @@ fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) 
     }
 }
 
-/// A budget of the decoder's layers.
 /// What was foreseen of later layers is waited for by the stream on which a layer fails: a capture could not end otherwise, and what the
 /// engine does to its sequences then would meet the selection that still runs.
 fn decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream(backend: &Backend) {
@@ -356,6 +355,7 @@ fn decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream(backend: &Backe
     .replay();
 }
 
+/// A budget of the decoder's layers.
 fn budget(backend: &Backend, time: fn(&str, usize) -> Option<f32>) -> Budget {
     let mut options = vwd_budget_options {
         query_heads: HEADS[0] as u32,
