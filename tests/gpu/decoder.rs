@@ -1,11 +1,15 @@
-//! A decoder's steps in graphs: each strategy, captured once and replayed while contexts grow and sequences come and go, gives what it
-//! gives when its calls are enqueued one by one. So does a round of drafts: sparse steps, the dense step that verifies, and the verdict.
+//! A decoder's steps in graphs: each strategy, captured once and replayed while contexts grow and sequences come, go, fork and lose their last
+//! tokens, gives what it gives when its calls are enqueued one by one. So does a round of drafts: sparse steps, the dense step that verifies,
+//! and the verdict.
+
+mod engine;
 
 use crate::graph::Graph;
 use crate::support::budget::{Budget, always, forced, never};
 use crate::support::maps::{Forecast, Map};
 use crate::support::*;
 use crate::{Case, MOST_DELAY};
+use engine::Engine;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -29,6 +33,9 @@ const HEADS: [usize; 2] = [4, 1];
 const DIM: usize = 128;
 const PAGE: usize = 16;
 const MAX_PAGES: usize = 24;
+/// Sequences that there are at once; some wait while others have the rows of a step.
+const NUMBERS: usize = 5;
+const PAGES: usize = NUMBERS * MAX_PAGES;
 /// Drafts of a round.
 const GAMMA: usize = 3;
 /// Channels of the residual stream that a forecast reads.
@@ -56,6 +63,7 @@ impl Decoder {
             layers: LAYERS as u32,
             max_rows: ROWS as u32,
             max_positions: GAMMA as u32 + 1,
+            max_sequences: NUMBERS as u32,
             query_heads: HEADS[0] as u32,
             kv_heads: HEADS[1] as u32,
             key_dim: DIM as u32,
@@ -63,7 +71,7 @@ impl Decoder {
             dtype_code: F16.code as u32,
             dtype_bits: F16.bits as u32,
             page_size: PAGE as u32,
-            pages: (ROWS * MAX_PAGES) as u32,
+            pages: PAGES as u32,
             block_size: PAGE as u32,
             max_tokens: (MAX_PAGES * PAGE) as u32,
             policy,
@@ -176,7 +184,9 @@ struct Side<'b> {
     backend: &'b Backend,
     decoder: Decoder,
     caches: Vec<[Tensor<'b>; 2]>,
+    /// [ROWS, MAX_PAGES] and [ROWS].
     table: Tensor<'b>,
+    sequences: Tensor<'b>,
     steps: Vec<Step<'b>>,
     /// After the steps of a round.
     verdict: Option<Verdict<'b>>,
@@ -187,7 +197,7 @@ impl<'b> Side<'b> {
     fn new(backend: &'b Backend, way: Way, budget: *const vwd_budget) -> Side<'b> {
         let plain = Layout::default();
         let zeros = |extents: &[usize]| Tensor::floats(backend, F16, &Array::filled(extents, 0.0), &plain);
-        let pages = Array::from_fn(&[ROWS, MAX_PAGES], |at| (at[0] * MAX_PAGES + at[1]) as i64);
+        let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, -1), &plain);
         let positions = if way.is_round { [[1; GAMMA].to_vec(), vec![GAMMA + 1]].concat() } else { vec![1] };
         // The same map on all sides.
         let map = way.by_forecast.then(|| Map::random(&mut Rng::new(7), [HEADS[0], DIM, INPUT], Some(24), false));
@@ -195,8 +205,9 @@ impl<'b> Side<'b> {
             about: format!("{way:?}, budget {}", !budget.is_null()),
             backend,
             decoder: Decoder::create(backend, way, budget),
-            caches: (0..LAYERS).map(|_| [0; 2].map(|_| zeros(&[ROWS * MAX_PAGES, PAGE, HEADS[1], DIM]))).collect(),
-            table: Tensor::ints(backend, I32, &pages, &plain),
+            caches: (0..LAYERS).map(|_| [0; 2].map(|_| zeros(&[PAGES, PAGE, HEADS[1], DIM]))).collect(),
+            table: ints(&[ROWS, MAX_PAGES]),
+            sequences: ints(&[ROWS]),
             steps: positions.into_iter().map(|n| Step::new(backend, n, way.by_forecast)).collect(),
             verdict: way.is_round.then(|| Verdict::new(backend)),
             forecast: map.map(|map| map.load(backend)),
@@ -225,6 +236,7 @@ impl<'b> Side<'b> {
             seq_lens: lens,
             begin,
             modes,
+            sequences: self.sequences.c(),
             ..args()
         };
         if step.positions > 1 {
@@ -388,85 +400,26 @@ fn decoder_replays_what_its_budget_decided_at_the_capture(backend: &Backend) {
     }
 }
 
-/// Sequences of the rows: their tokens, 0 before the first one came.
-struct Rows([i64; ROWS]);
-
-impl Rows {
-    /// The rows' first new tokens, where `most` tokens are to come. A sequence takes the place of one that is full, or now and then of another one: its
-    /// prompt is what the pages hold.
-    fn begin(&mut self, rng: &mut Rng, most: usize) -> [i64; ROWS] {
-        self.0.each_mut().map(|len| {
-            let is_full = *len as usize + most > MAX_PAGES * PAGE;
-            if *len > 0 && !is_full && !rng.one_in(40) {
-                return i32::MAX as i64;
-            }
-            *len = rng.int(60..=(MAX_PAGES * PAGE - 20) as i64);
-            0
-        })
-    }
-
-    /// A step of one token a row.
-    fn step(&mut self, rng: &mut Rng, sides: &[Side]) {
-        let begin = self.begin(rng, 1);
-        let mut modes = [VWD_DECODER_SPARSE as i64; ROWS];
-        for i in 0..ROWS {
-            if rng.one_in(8) {
-                modes[i] = rng.int(0..=2);
-            }
-            // A row that is skipped is not summarised: it begins with the next step.
-            if modes[i] == VWD_DECODER_SKIP as i64 && begin[i] == 0 {
-                modes[i] = VWD_DECODER_DENSE as i64;
-            }
-            self.0[i] += (modes[i] != VWD_DECODER_SKIP as i64) as i64;
-        }
-        sides.iter().for_each(|side| side.place(0, &[self.0, [1; ROWS], begin, modes]));
-    }
-
-    /// The steps of a round: so many drafts of each row, and one token more in the step that verifies them. Rows without drafts take no part now and
-    /// then; the rows that do.
-    fn round(&mut self, rng: &mut Rng, sides: &[Side]) -> [bool; ROWS] {
-        let begin = self.begin(rng, GAMMA + 1);
-        let gammas = [(); ROWS].map(|()| rng.int(0..=GAMMA as i64));
-        let is_taken = std::array::from_fn(|i| gammas[i] > 0 || begin[i] == 0 || rng.one_in(2));
-        let lens = |of: &dyn Fn(usize) -> i64| std::array::from_fn(|i| self.0[i] + of(i));
-        for n in 0..GAMMA as i64 {
-            let drafts = |i: usize| n < gammas[i];
-            let modes = std::array::from_fn(|i| if drafts(i) { VWD_DECODER_SPARSE } else { VWD_DECODER_SKIP } as i64);
-            let begin = if n == 0 { begin } else { [i32::MAX as i64; ROWS] };
-            let rows = [lens(&|_| n + 1), [1; ROWS], begin, modes];
-            sides.iter().for_each(|side| side.place(n as usize, &rows));
-        }
-        let modes = is_taken.map(|is_taken| if is_taken { VWD_DECODER_DENSE } else { VWD_DECODER_SKIP } as i64);
-        let begin = std::array::from_fn(|i| if gammas[i] == 0 { begin[i] } else { i32::MAX as i64 });
-        let rows = [lens(&|i| gammas[i] + 1), gammas.map(|gamma| gamma + 1), begin, modes];
-        let target = Array::from_fn(&[ROWS, GAMMA + 1], |_| rng.int(0..=2));
-        let draft = Array::from_fn(&[ROWS, GAMMA], |at| if rng.one_in(4) { 3 } else { target[[at[0], at[1]]] });
-        for side in sides {
-            side.place(GAMMA, &rows);
-            let verdict = side.verdict.as_ref().expect("a round");
-            verdict.draft.refill_ints(&draft);
-            verdict.target.refill_ints(&target);
-            verdict.lens.refill_ints(&Array::new(&[ROWS], gammas.to_vec()));
-            let sequences = (0..ROWS).map(|i| if is_taken[i] { i as i64 } else { -1 });
-            verdict.sequences.refill_ints(&Array::new(&[ROWS], sequences.collect()));
-        }
-        is_taken
-    }
-}
-
 /// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step or round is captured once, give the same.
 fn compare(replays: usize, sides: &[Side]) {
     rounds(1, |rng| {
         sides.iter().for_each(Side::reserve);
+        // Prompts are what pages hold; the layers of all decoders have the same ones.
+        let prompts = sides[0].caches[0].each_ref();
+        prompts.iter().for_each(|cache| cache.refill_floats(&rng.normals(&cache.shape)));
+        for caches in sides.iter().flat_map(|side| &side.caches) {
+            caches.iter().zip(prompts).for_each(|(cache, prompts)| cache.copy_from(prompts));
+        }
         let (captured, eager) = sides.split_last().expect("decoders");
         let graph = Graph::capture(captured.backend.stream().cast(), || captured.enqueue());
-        let mut rows = Rows([0; ROWS]);
+        let mut engine = Engine::new();
         let mut accepted = 0;
         for replay in 0..replays {
+            engine.between_steps(rng, replay, sides);
             let is_taken = match sides[0].verdict {
-                Some(_) => rows.round(rng, sides),
+                Some(_) => engine.round(rng, sides),
                 None => {
-                    rows.step(rng, sides);
+                    engine.step(rng, sides);
                     [false; ROWS]
                 }
             };
@@ -485,7 +438,8 @@ fn compare(replays: usize, sides: &[Side]) {
             }
             eager.iter().for_each(Side::enqueue);
             graph.replay();
-            let about = |n: usize| format!("decoder {n}, {}; replay {replay}, {:?} tokens", sides[n].about, rows.0);
+            let about =
+                |n: usize| format!("decoder {n}, {}; replay {replay}, {:?} tokens", sides[n].about, engine.lens());
             for step in 0..sides[0].steps.len() {
                 for layer in 0..LAYERS {
                     let out = |side: &Side| side.steps[step].layers[layer][4].read_raw();
@@ -516,11 +470,12 @@ fn compare(replays: usize, sides: &[Side]) {
                 // What was rejected is written again in the next round.
                 let of_rows = verdict.accepted.read_ints();
                 for i in (0..ROWS).filter(|&i| is_taken[i]) {
-                    rows.0[i] += of_rows[[i]] + 1;
+                    engine.take(i, of_rows[[i]] as usize + 1);
                     accepted += of_rows[[i]];
                 }
             }
         }
         assert!(sides[0].verdict.is_none() || accepted > 0, "no draft was accepted");
+        assert!(engine.forks() > 0, "no sequence was forked");
     });
 }

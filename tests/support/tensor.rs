@@ -383,6 +383,19 @@ impl<'b> Tensor<'b> {
         self.memory.write(&bytes);
     }
 
+    /// Copies the bytes of a tensor that lies in memory as this one does.
+    pub fn copy_from(&self, other: &Tensor) {
+        self.memory.write(&other.memory.read());
+    }
+
+    /// Copies index `from` of the first dimension of a contiguous tensor to index `to`, such as a page.
+    pub fn copy_within(&self, from: usize, to: usize) {
+        let mut bytes = self.memory.read();
+        let size = bytes.len() / self.shape[0];
+        bytes.copy_within(from * size..(from + 1) * size, to * size);
+        self.memory.write(&bytes);
+    }
+
     /// Makes it as it was before any call.
     pub fn repoison(&self) {
         self.memory.write(&self.before);
