@@ -569,6 +569,82 @@ static void decoder_on_a_cache(const vw::Session &session) {
   }
 }
 
+// Keys grow with the token, and values are its number. The list that is made ahead has the block of the new token, the one before it, and the newest or
+// the oldest of the others, as the query says that selects; a query of zeros gives the mean of their tokens.
+static void decoder_foresees_accepts_and_resets(const vw::Session &session) {
+  constexpr std::size_t tokens = 16, dim = 16;
+  Floats k(tokens * dim), v(tokens * dim), zeros(dim), ahead(dim), new_k(dim), new_v(dim), out(dim);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    k[t * dim] = static_cast<float>(t);
+    std::fill_n(v.begin() + static_cast<std::ptrdiff_t>(t * dim), dim, static_cast<float>(t));
+  }
+  auto options = vw::make<vwd_decoder_options>();
+  options.layers = options.max_rows = options.query_heads = options.kv_heads = 1;
+  options.max_positions = 3;
+  options.max_sequences = 2;
+  options.key_dim = options.value_dim = dim;
+  options.dtype_code = 2;
+  options.dtype_bits = 32;
+  options.page_size = options.block_size = options.pages = 4;
+  options.policy.method = VWD_SELECT_MINMAX;
+  options.policy.k = 2;
+  options.policy.ratio = 1;
+  options.policy.strategy = VWD_STRATEGY_FORESEEN;
+  const auto decoder = vw::Decoder::create(session, options);
+  Ints lens(1), table = {0, 1, 2, 3}, begin = {0};
+  auto step = vw::make<vwd_decoder_step>();
+  step.seq_lens = vw::tensor(lens);
+  step.page_table = vw::tensor(table, {1, 4});
+  auto attend = vw::make<vwd_decoder_attend_args>();
+  attend.k = vw::tensor(k, {4, 4, 1, dim});
+  attend.v = vw::tensor(v, {4, 4, 1, dim});
+  attend.new_k = vw::tensor(new_k, {1, 1, dim});
+  attend.new_v = vw::tensor(new_v, {1, 1, dim});
+  attend.q = vw::tensor(zeros, {1, 1, dim});
+  attend.out = vw::tensor(out, {1, 1, dim});
+  auto foresee = vw::make<vwd_decoder_foresee_args>();
+  foresee.q = vw::tensor(ahead, {1, 1, dim});
+  // The prompt, of which the decoder writes the last token; then the token of a new block, twice.
+  const struct {
+    std::int32_t tokens;
+    float towards, mean;
+  } steps[] = {{12, 0, 0},
+               {13, 1, (4 + 5 + 6 + 7 + 8 + 9 + 10 + 11 + 12) / 9.0f},
+               {13, -1, (0 + 1 + 2 + 3 + 8 + 9 + 10 + 11 + 12) / 9.0f}};
+  for (const auto &[length, towards, mean] : steps) {
+    lens[0] = length;
+    step.begin = towards == 0 ? vw::tensor(begin) : vwd_tensor{};
+    ahead[0] = towards;
+    new_k[0] = static_cast<float>(length - 1);
+    std::fill(new_v.begin(), new_v.end(), new_k[0]);
+    decoder.begin(step);
+    decoder.foresee(foresee);
+    decoder.attend(attend);
+    if (towards == 0) continue;
+    CHECK(all_near(out, mean, 1e-5));
+    CHECK(*static_cast<const std::int32_t *>(decoder.info().predicted.data) == 3);
+  }
+
+  const Ints draft = {5, 6}, target = {5, 7, 8}, sequence = {1};
+  Ints accepted(1), next(1), committed(3);
+  auto accept = vw::make<vwd_decoder_accept_args>();
+  accept.draft = vw::tensor(draft, {1, 2});
+  accept.target = vw::tensor(target, {1, 3});
+  accept.sequences = vw::tensor(sequence);
+  accept.accepted = vw::tensor(accepted);
+  accept.next_token = vw::tensor(next);
+  accept.committed = vw::tensor(committed, {1, 3});
+  decoder.accept(accept);
+  CHECK(accepted[0] == 1 && next[0] == 7 && (committed == Ints{5, 7, -1}));
+  const auto *drafted = static_cast<const std::int32_t *>(decoder.info().drafted.data);
+  CHECK(drafted[0] == 0 && drafted[1] == 2);
+  CHECK(static_cast<const std::int32_t *>(decoder.info().accepted.data)[1] == 1);
+  auto reset = vw::make<vwd_decoder_reset_args>();
+  reset.sequences = vw::tensor(sequence);
+  decoder.reset(reset);
+  CHECK(drafted[1] == 0);
+}
+
 static void predict_update_calibrate(const vw::Session &session) {
   Floats level(3, 9), trend(3, 9), scores = {3, 1, 2};
   Ints lens = {6}, ids(2), count(1);
@@ -711,6 +787,7 @@ int main() {
       gather,
       tiered_cache,
       decoder_on_a_cache,
+      decoder_foresees_accepts_and_resets,
       predict_update_calibrate,
       forecast,
       budget,

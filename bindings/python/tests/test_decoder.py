@@ -97,6 +97,30 @@ class DecoderTest(unittest.TestCase):
                 _, counts = self.run_two_steps(s, by_stream, strategy=Strategy.FORESEEN)
                 self.assertEqual(counts[1], 6)
 
+    def test_drafts_are_accepted_and_counted_until_a_reset(self):
+        policy = DecoderPolicy(method=vanward.SelectMethod.MINMAX, k=4)
+        sizes = dict(self.sizes(), max_positions=3, max_sequences=2)
+        with session() as s, vanward.Decoder(s, dtype="float32", policy=policy, **sizes) as decoder:
+            accepted, next_token, committed = np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 3), np.int32)
+            decoder.accept(
+                draft=np.array([[5, 6]], np.int32),
+                target=np.array([[5, 7, 8]], np.int32),
+                sequences=np.array([1], np.int32),
+                accepted=accepted,
+                next_token=next_token,
+                committed=committed,
+            )
+            self.assertEqual((accepted.tolist(), next_token.tolist(), committed.tolist()), ([1], [7], [[5, 7, -1]]))
+            counts = lambda: [  # noqa: E731
+                list((c_int32 * 2).from_address(t.data)) for t in (decoder.info().drafted, decoder.info().accepted)
+            ]
+            self.assertEqual(counts(), [[0, 2], [0, 1]])
+            decoder.reset(sequences=np.array([0], np.int32))
+            self.assertEqual(counts(), [[0, 2], [0, 1]])
+            decoder.reset(sequences=np.array([1], np.int32))
+            self.assertEqual(counts(), [[0, 0], [0, 0]])
+            decoder.reset()  # of all sequences
+
     def test_a_decoder_on_a_cache_attends_blocks_that_were_fetched(self):
         tokens, block = 40, 8
         values = np.repeat(np.arange(tokens, dtype=np.float32), self.DIM).reshape(tokens, 1, 1, self.DIM)
