@@ -1,7 +1,11 @@
 //! A decoder of five layers, one for each way to attend, against a dictionary of each sequence's tokens and plain formulas.
 //!
-//! Keys and queries are whole numbers, so that scores, and with them every list, are exact. `VANWARD_DECODER_OPERATIONS` sets how many
-//! random operations are made: a row's part in a layer of a step is one, and so is each verdict on drafts, join, leave, fork or rollback.
+//! Keys and queries are whole numbers, so that scores, and with them every list, are exact.
+//!
+//! 100,000 random operations are made, or as many as `VANWARD_DECODER_OPERATIONS` says; a million take half a minute where the library is
+//! optimised. What is drawn counts as one: a join, a leave, a fork, a rollback, a step, or a round of drafts. Each row of a step, those of a round's
+//! steps among them, counts as one more in each of the five layers, and each row whose drafts are verified as one more. So a step of three rows
+//! is 16 operations, and most of a run's operations are a row's attention in a layer, which is compared with the formulas or with the serial layer.
 
 use super::acceptance::{COST, Verdicts};
 use super::*;
