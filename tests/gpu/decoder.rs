@@ -311,23 +311,33 @@ fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
     }
 }
 
-/// By each strategy of the steps that draft, FORESEEN with a forecast in the graph.
-fn decoder_replays_a_round_of_drafts(backend: &Backend) {
+/// Rounds by each strategy of the steps that draft, FORESEEN with a forecast in the graph.
+fn drafting() -> impl Iterator<Item = Way> {
     let foreseen = Way { by_forecast: true, ..FORESEEN };
-    for way in [SERIAL, BY_SCORES, PRR_FORESEEN, foreseen, Way { remainder: 1, ..SERIAL }] {
-        let way = Way { is_round: true, ..way };
+    let ways = [SERIAL, BY_SCORES, PRR_FORESEEN, foreseen, Way { remainder: 1, ..SERIAL }];
+    ways.into_iter().map(|way| Way { is_round: true, ..way })
+}
+
+fn decoder_replays_a_round_of_drafts(backend: &Backend) {
+    for way in drafting() {
         compare(backend.times(500), &[0; 2].map(|_| Side::new(backend, way, std::ptr::null())));
     }
 }
 
-/// Against steps without delays: steps with them, enqueued one by one and in a graph.
+/// Against steps without delays: steps with them, enqueued one by one and in a graph; and so rounds of drafts, and decoders with a budget.
 fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) {
     let delaying = backend.delaying(MOST_DELAY);
     assert_eq!(delaying.details().kernels, backend.details().kernels + 1, "the kernel that waits");
-    for way in all() {
-        let sides = [backend, &delaying, &delaying].map(|on| Side::new(on, way, std::ptr::null()));
-        compare(backend.times(500), &sides);
-    }
+    let compare = |way: Way, budget: *const vwd_budget, replays: usize| {
+        compare(replays, &[backend, &delaying, &delaying].map(|on| Side::new(on, way, budget)));
+    };
+    all().for_each(|way| compare(way, std::ptr::null(), backend.times(500)));
+    let fewer = backend.times(200) / 2;
+    // SERIAL has no side stream.
+    let rounds = drafting().filter(|way| way.strategy != VWD_STRATEGY_SERIAL);
+    rounds.for_each(|way| compare(way, std::ptr::null(), fewer));
+    let always = budget(backend, always);
+    STRATEGIES.into_iter().for_each(|way| compare(way, always.0, fewer));
 }
 
 /// What was foreseen of later layers is waited for by the stream on which a layer fails: a capture could not end otherwise, and what the
