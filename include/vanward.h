@@ -3710,13 +3710,25 @@ vwd_status vwd_decoder_create_on_cache(const vwd_session *session,
                                        const vwd_kv_cache *cache,
                                        vwd_decoder **decoder);
 
-/** Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call. */
-VWD_API void vwd_decoder_release(vwd_decoder *decoder);
+/**
+ * Releases a decoder; NULL is a no-op. No call on it may be in progress, streams have passed its last call, and no graph that holds
+ * one of its calls runs again.
+ *
+ * Frees the decoder's memory, for which the driver may wait until the device is idle; not for capture. Any thread may call it, while others
+ * use other handles.
+ */
+VWD_API
+void vwd_decoder_release(vwd_decoder *decoder);
 
 /**
  * Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
  *
- * Thread-safe. Errors: INVALID_ARGUMENT.
+ * decoder  Required.
+ * details  Required. Out; its struct_size is set by the caller.
+ *
+ * Enqueues nothing, does not block or allocate; may be called while a stream captures, and is not part of the capture. What the views show is
+ * there once the stream has passed the call that wrote it. Thread-safe, beside other calls on the decoder, too.
+ * Errors: INVALID_ARGUMENT.
  */
 VWD_API
 vwd_status vwd_decoder_info(const vwd_decoder *decoder,

@@ -122,7 +122,11 @@ pub unsafe extern "C" fn vwd_decoder_create_on_cache(
     })
 }
 
-/// Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call.
+/// Releases a decoder; NULL is a no-op. No call on it may be in progress, streams have passed its last call, and no graph that holds
+/// one of its calls runs again.
+///
+/// Frees the decoder's memory, for which the driver may wait until the device is idle; not for capture. Any thread may call it, while others
+/// use other handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_decoder_release(decoder: *mut vwd_decoder) {
     // SAFETY: the C contract of decoder.
@@ -131,7 +135,12 @@ pub unsafe extern "C" fn vwd_decoder_release(decoder: *mut vwd_decoder) {
 
 /// Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
 ///
-/// Thread-safe. Errors: INVALID_ARGUMENT.
+/// decoder  Required.
+/// details  Required. Out; its struct_size is set by the caller.
+///
+/// Enqueues nothing, does not block or allocate; may be called while a stream captures, and is not part of the capture. What the views show is
+/// there once the stream has passed the call that wrote it. Thread-safe, beside other calls on the decoder, too.
+/// Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_decoder_info(
     decoder: *const vwd_decoder,

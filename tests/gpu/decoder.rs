@@ -367,6 +367,9 @@ fn decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream(backend: &Backe
     Graph::capture(stream.cast(), || {
         side.begin(step);
         (0..LAYERS).for_each(|layer| side.foresee(step, layer));
+        // What the decoder keeps is told in a capture, too.
+        // SAFETY: the arguments are valid.
+        assert_ok(unsafe { vwd_decoder_info(side.decoder.0, &mut args()) });
         assert_fails(
             attend(&vwd_decoder_attend_args { out: absent(), ..side.attend_args(step, 0) }),
             VWD_ERROR_INVALID_ARGUMENT,

@@ -1499,11 +1499,20 @@ Blocks and allocates; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
 allocated.
 """,
-    "vwd_decoder_release": """Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call.
+    "vwd_decoder_release": """Releases a decoder; NULL is a no-op. No call on it may be in progress, streams have passed its last call, and no graph that holds
+one of its calls runs again.
+
+Frees the decoder's memory, for which the driver may wait until the device is idle; not for capture. Any thread may call it, while others
+use other handles.
 """,
     "vwd_decoder_info": """Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
 
-Thread-safe. Errors: INVALID_ARGUMENT.
+decoder  Required.
+details  Required. Out; its struct_size is set by the caller.
+
+Enqueues nothing, does not block or allocate; may be called while a stream captures, and is not part of the capture. What the views show is
+there once the stream has passed the call that wrote it. Thread-safe, beside other calls on the decoder, too.
+Errors: INVALID_ARGUMENT.
 """,
     "vwd_decoder_begin": """Begins a step: decides for each row of the batch how it attends in each layer.
 
