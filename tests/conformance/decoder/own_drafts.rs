@@ -23,6 +23,11 @@ enum Drafts {
     Random,
 }
 
+/// The row whose sequence gives its place to another one halfway.
+const JOINED: usize = 3;
+/// The row whose sequence leaves in the end.
+const LEFT: usize = 4;
+
 const ROWS: [Drafts; 5] = [Drafts::Own, Drafts::Right, Drafts::Wrong, Drafts::Alternating, Drafts::Random];
 
 /// How far attention may be from that of dense decoding, relative to 1 and its size, in the first layer and in the second one.
@@ -34,15 +39,17 @@ fn tolerances(dtype: DType) -> [f64; 2] {
     [8e-5 + 4.0 * dtype.epsilon(), 16.0 * dtype.epsilon()]
 }
 
-/// How much better than the next one dense decoding's token has to be where SELF must have it, too. Logits are sums of 16 products with numbers of a
-/// few units, and have some ten times the error of attention.
-fn margin(dtype: DType) -> f64 {
-    8.0 * tolerances(dtype)[1]
+/// How far logits may be from those of dense decoding. They are sums of 16 products with numbers of a few units, and have several times the error
+/// of attention: up to 11ε on the emulated device.
+fn logit_tolerance(dtype: DType) -> f64 {
+    32.0 * dtype.epsilon()
 }
 
 fn decoder_gives_the_text_of_dense_attention_from_drafts_of_128_channels(backend: &Backend) {
-    for dtype in [F16, BF16] {
-        compare(backend, backend, dtype, backend.times(12) / 4);
+    // In two rounds a sequence joins and one leaves.
+    for (dtype, least) in [(F16, 2), (BF16, 1)] {
+        let count = if backend.is_cuda() { (backend.times(160) / 4).max(least) } else { 2 };
+        compare(backend, backend, dtype, count);
     }
     // Few short lists are verified by verify128_short; others by this.
     let variant = "attention=verify128";
@@ -80,17 +87,27 @@ fn compare(of_self: &Backend, of_dense: &Backend, dtype: DType, count: usize) {
         let mut since = Some([0; ROWS.len()]);
         let mut texts: Vec<Vec<usize>> =
             prompts.iter().zip(first).map(|(p, next)| [&p[..], &[next]].concat()).collect();
-        let (mut accepted, mut close, mut kept) = ([0; ROWS.len()], 0, 0);
+        let (mut accepted, mut close, mut kept) = ([0; ROWS.len()], [0; ROWS.len()], 0);
+        let mut is_there = [true; ROWS.len()];
         for round in 0..count {
+            if round > 0 && round == count / 2 {
+                let mut prompts = vec![vec![]; ROWS.len()];
+                prompts[JOINED] = (0..70).map(|_| rng.size(0..=VOCABULARY - 1)).collect();
+                own.prefill(&prompts);
+                own.reset(JOINED);
+                texts[JOINED] = [&prompts[JOINED][..], &[dense.prefill(&prompts)[JOINED]]].concat();
+            }
+            is_there[LEFT] = round == 0 || round < count * 3 / 4;
+            let modes_of = |mode| is_there.map(|is_there| if is_there { mode } else { VWD_DECODER_SKIP });
             let begin: Vec<usize> = texts.iter().map(|text| text.len() - 1).collect();
-            let ahead = right_drafts(&dense, &texts);
+            let ahead = right_drafts(&dense, &modes_of(VWD_DECODER_DENSE), &texts);
             let mut drafts: Vec<Vec<usize>> = vec![vec![]; ROWS.len()];
             for n in 0..GAMMA {
                 let last = |i: usize| vec![*drafts[i].last().unwrap_or(texts[i].last().unwrap())];
                 let (last, at): (Vec<_>, Vec<_>) = (0..ROWS.len()).map(|i| (last(i), begin[i] + n)).unzip();
                 let since = since.take();
                 let found = own.step(&Part {
-                    modes: &[VWD_DECODER_SPARSE; ROWS.len()],
+                    modes: &modes_of(VWD_DECODER_SPARSE),
                     begin: &at,
                     tokens: &last,
                     paths: None,
@@ -109,11 +126,11 @@ fn compare(of_self: &Backend, of_dense: &Backend, dtype: DType, count: usize) {
             }
             let tokens: Vec<Vec<usize>> =
                 (0..ROWS.len()).map(|i| [&[*texts[i].last().unwrap()], &drafts[i][..]].concat()).collect();
-            let modes = [VWD_DECODER_DENSE; ROWS.len()];
+            let modes = modes_of(VWD_DECODER_DENSE);
             let part = Part { modes: &modes, begin: &begin, tokens: &tokens, paths: None, since: None };
-            let (hidden, outs) = own.pass(&part);
-            let committed = own.accept(&drafts, &own.following(&hidden, &part), &[true; ROWS.len()]);
-            for (i, committed) in committed.iter().enumerate() {
+            let (of_self, outs) = own.pass(&part);
+            let committed = own.accept(&drafts, &own.following(&of_self, &part), &is_there);
+            for (i, committed) in committed.iter().enumerate().filter(|&(i, _)| is_there[i]) {
                 accepted[i] += committed.len() - 1;
                 texts[i].extend(committed);
             }
@@ -137,30 +154,35 @@ fn compare(of_self: &Backend, of_dense: &Backend, dtype: DType, count: usize) {
                             assert!(is_near, "{about}, layer {layer}, channel {c}: {x}, dense {y}");
                         }
                     }
-                    let logits = dense.logits(&hidden[i][0]);
+                    let (found, logits) = (own.logits(&of_self[i][n]), dense.logits(&hidden[i][0]));
+                    let tolerance = if of_dense.is_cuda() { logit_tolerance(dtype) } else { 0.0 };
+                    for (t, (x, y)) in found.iter().zip(&logits).enumerate() {
+                        assert!((x - y).abs() <= tolerance, "{about}, logit {t}: {x}, dense {y}");
+                    }
                     let best = (0..VOCABULARY).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
                     let next = (0..VOCABULARY).filter(|&t| t != best).map(|t| logits[t]).fold(f64::MIN, f64::max);
-                    let is_clear = logits[best] - next > margin(dtype) || !of_dense.is_cuda();
+                    let is_clear = logits[best] - next > 2.0 * tolerance;
                     assert!(!is_clear || committed[i][n] == best, "{about}: {}, dense {best}", committed[i][n]);
-                    (close, kept) = (close + !is_clear as usize, kept + 1);
+                    (close[i], kept) = (close[i] + !is_clear as usize, kept + 1);
                 }
             }
         }
-        assert!(close < kept, "each of {kept} tokens had another one close by");
-        if close == 0 {
-            assert_eq!(accepted[1..3], [GAMMA * count, 0], "right drafts and wrong ones that were accepted");
-        }
+        let all_close: usize = close.iter().sum();
+        assert!(all_close <= 1 + kept / 8, "{all_close} of {kept} tokens had another one close by");
+        let [_, right, wrong, ..] = accepted;
+        assert!(right + GAMMA * close[1] >= GAMMA * count, "{right} right drafts were accepted in {count} rounds");
+        assert!(wrong <= close[2], "{wrong} wrong drafts were accepted");
     });
 }
 
 /// The tokens that dense decoding gives after each text.
-fn right_drafts(dense: &Decoding, texts: &[Vec<usize>]) -> Vec<Vec<usize>> {
+fn right_drafts(dense: &Decoding, modes: &[u32], texts: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut drafts: Vec<Vec<usize>> = vec![vec![]; texts.len()];
     for n in 0..GAMMA {
         let begin: Vec<usize> = texts.iter().map(|text| text.len() - 1 + n).collect();
         let last: Vec<Vec<usize>> =
             (0..texts.len()).map(|i| vec![*drafts[i].last().unwrap_or(texts[i].last().unwrap())]).collect();
-        let next = dense.run(&vec![VWD_DECODER_DENSE; texts.len()], &begin, &last);
+        let next = dense.run(modes, &begin, &last);
         drafts.iter_mut().zip(next).for_each(|(drafts, next)| drafts.push(next[0]));
     }
     drafts
