@@ -14,9 +14,9 @@ pub const CASES: &[Case] = cases![
     budget_profiles_each_method_of_selection_and_mode_of_repair,
     budget_of_another_shape_is_refused_by_what_differs,
     budget_that_exceeds_its_limit_is_refused_with_what_it_needs,
+    budget_of_another_device_is_refused,
 ];
 pub const ON_THE_CPU: &[Case] = cases![
-    budget_of_another_device_is_refused,
     budget_files_with_any_bit_changed_are_refused,
     budget_files_that_do_not_fit_the_format_are_refused_with_the_reason,
     budget_errors_name_the_argument,
@@ -233,15 +233,25 @@ fn budget_that_exceeds_its_limit_is_refused_with_what_it_needs(backend: &Backend
     assert!(profile(backend, &vwd_budget_options { limit_bytes: needed, ..tiny() }).is_ok());
 }
 
-fn budget_of_another_device_is_refused(_: &Backend) {
+/// Beside a GPU the other device is the CPU; beside the CPU it is one with more threads.
+fn budget_of_another_device_is_refused(backend: &Backend) {
     let (one, two) = (Backend::cpu(1), Backend::cpu(2));
-    let folder = Folder::new("device", &one);
-    let path = folder.file("budget");
-    profile(&one, &tiny()).expect("a profile").save(&path);
-    assert!(load(&one, &tiny(), &path).is_ok());
-    let status = load(&two, &tiny(), &path).map(|_| VWD_OK).unwrap_or_else(|status| status);
-    let pieces = ["session: ", "2 threads; expected ", "1 threads, on which ", " was measured"];
-    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &pieces);
+    let (here, about) = if backend.is_cuda() { (backend, "compute capability ") } else { (&two, "2 threads") };
+    let both = [(&one, "1 threads"), (here, about)];
+    for ((measured, name), (other, other_name)) in [(both[0], both[1]), (both[1], both[0])] {
+        let folder = Folder::new("device", measured);
+        let path = folder.file("budget");
+        profile(measured, &tiny()).expect("a profile").save(&path);
+        assert!(load(measured, &tiny(), &path).is_ok());
+        let refused = |by: &Backend, options: &vwd_budget_options, pieces: &[&str]| {
+            let status = load(by, options, &path).map(|_| VWD_OK).unwrap_or_else(|status| status);
+            assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+        };
+        let expected = ["session: ", other_name, "; expected ", name, ", on which ", " was measured"];
+        refused(other, &tiny(), &expected);
+        let other_shape = vwd_budget_options { k: 4, ..tiny() };
+        refused(measured, &other_shape, &["options.k: 4; expected 3, with which ", " was measured"]);
+    }
 }
 
 fn budget_files_with_any_bit_changed_are_refused(backend: &Backend) {

@@ -119,7 +119,6 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::strategies::CASES, on: On::Both },
     Family { cases: decoder::smoothed::CASES, on: On::Both },
     Family { cases: decoder::fallback::CASES, on: On::Both },
-    Family { cases: decoder::fallback::ON_THE_CPU, on: On::Cpu },
     Family { cases: decoder::tiered::CASES, on: On::Both },
     Family { cases: decoder::tiered_errors::CASES, on: On::Both },
     Family { cases: decoder::tiered_far::CASES, on: On::Both },

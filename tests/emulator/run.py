@@ -47,6 +47,7 @@ NOT_HERE = {
 # They take half a minute and more: once is enough.
 LONG = {
     "cuda::budget_is_profiled_saved_loaded_and_asked",
+    "cuda::budget_of_another_device_is_refused",
     "cuda::budget_profiles_each_method_of_selection_and_mode_of_repair",
     "cuda::decoder_on_a_cache_agrees_with_one_on_pages_in_every_type",
     "cuda::decoder_on_a_cache_in_int4_attends_what_single_calls_attend",

@@ -9,8 +9,8 @@ pub const CASES: &[Case] = cases![
     decoder_whose_strategies_never_pay_gives_the_bits_of_serial,
     decoder_whose_strategies_always_pay_gives_the_bits_of_the_strategy,
     decoder_decides_by_the_longest_row_the_batch_and_the_coverage,
+    decoder_refuses_a_budget_of_another_shape_or_device,
 ];
-pub const ON_THE_CPU: &[Case] = cases![decoder_refuses_a_budget_of_another_shape_or_device];
 
 /// Of layers of a policy: 100 and 300 tokens, one row and four.
 fn budget_options(shape: &Shape, policy: &vwd_decoder_policy) -> vwd_budget_options {
@@ -145,11 +145,13 @@ fn decoder_decides_by_the_longest_row_the_batch_and_the_coverage(backend: &Backe
     assert_eq!(knowing.details().fallbacks, 2);
 }
 
-fn decoder_refuses_a_budget_of_another_shape_or_device(_: &Backend) {
-    let (one, two) = (Backend::cpu(1), Backend::cpu(2));
+/// Beside a GPU the other device is the CPU; beside the CPU it is one with more threads.
+fn decoder_refuses_a_budget_of_another_shape_or_device(backend: &Backend) {
+    let (cpu, two) = (Backend::cpu(1), Backend::cpu(2));
+    let (one, name) = if backend.is_cuda() { (backend, "compute capability ") } else { (&two, "2 threads") };
     let shape = Shape { heads: [4, 2], dtype: F32, page: 16, block: 16, pages: 128, ..shape(&mut Rng::new(0)) };
-    let budget = forced(&one, &budget_options(&shape, &FORESEEN), always);
-    let refused = |backend: &Backend, change: &dyn Fn(&mut vwd_decoder_options), pieces: &[&str]| {
+    let [budget, of_cpu] = [one, &cpu].map(|on| forced(on, &budget_options(&shape, &FORESEEN), always));
+    let refused_by = |backend: &Backend, change: &dyn Fn(&mut vwd_decoder_options), pieces: &[&str]| {
         let mut c = vwd_decoder_options { budget: budget.0, ..options(&shape, FORESEEN) };
         change(&mut c);
         let mut decoder = std::ptr::null_mut();
@@ -158,28 +160,30 @@ fn decoder_refuses_a_budget_of_another_shape_or_device(_: &Backend) {
         assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
     };
     let measured = ", with which options.budget was measured";
-    refused(&two, &|_| (), &["options.budget: a budget of ", "1 threads; expected one of ", "2 threads"]);
-    refused(&one, &|c| c.query_heads = 8, &["options.query_heads: 8; expected 4", measured]);
-    refused(&one, &|c| c.key_dim = 32, &["options.key_dim: 32; expected 64", measured]);
-    refused(&one, &|c| c.dtype_bits = 16, &["options.dtype_code: float16; expected float32", measured]);
-    refused(&one, &|c| c.page_size = 32, &["options.page_size: 32; expected 16", measured]);
-    refused(&one, &|c| c.block_size = 32, &["options.block_size: 32; expected 16", measured]);
-    refused(&one, &|c| c.policy.k = 5, &["options.policy.k: 5; expected 4", measured]);
-    refused(&one, &|c| c.policy.method = VWD_SELECT_AXIS, &["options.policy.method: 5; expected 1", measured]);
-    refused(&one, &|c| c.policy.local_blocks = 0, &["options.policy.local_blocks: 0; expected 1", measured]);
+    refused_by(&cpu, &|_| (), &["options.budget: a budget of ", name, "; expected one of ", "1 threads"]);
+    let refused = |change: &dyn Fn(&mut vwd_decoder_options), pieces: &[&str]| refused_by(one, change, pieces);
+    let of_the_cpu = ["options.budget: a budget of ", "1 threads; expected one of ", name];
+    refused(&|c| c.budget = of_cpu.0, &of_the_cpu);
+    refused(&|c| c.query_heads = 8, &["options.query_heads: 8; expected 4", measured]);
+    refused(&|c| c.key_dim = 32, &["options.key_dim: 32; expected 64", measured]);
+    refused(&|c| c.dtype_bits = 16, &["options.dtype_code: float16; expected float32", measured]);
+    refused(&|c| c.page_size = 32, &["options.page_size: 32; expected 16", measured]);
+    refused(&|c| c.block_size = 32, &["options.block_size: 32; expected 16", measured]);
+    refused(&|c| c.policy.k = 5, &["options.policy.k: 5; expected 4", measured]);
+    refused(&|c| c.policy.method = VWD_SELECT_AXIS, &["options.policy.method: 5; expected 1", measured]);
+    refused(&|c| c.policy.local_blocks = 0, &["options.policy.local_blocks: 0; expected 1", measured]);
     let policies = [vwd_decoder_policy { k: 7, ..POLICY }, vwd_decoder_policy { k: 7, ..PRR }];
     let own = |c: &mut vwd_decoder_options| (c.layers, c.policies, c.policy_count) = (2, policies.as_ptr(), 2);
-    refused(&one, &own, &["options.policies[1].k: 7; expected 4", measured]);
-    refused(&one, &|c| c.coverage = 1.5, &["options.coverage: 1.5; expected 0 to 1"]);
+    refused(&own, &["options.policies[1].k: 7; expected 4", measured]);
+    refused(&|c| c.coverage = 1.5, &["options.coverage: 1.5; expected 0 to 1"]);
     refused(
-        &one,
         &|c| (c.budget, c.coverage) = (std::ptr::null(), 0.5),
         &["options.coverage: 0.5; expected 0 without a budget"],
     );
-    refused(&one, &|c| c.remainder = 2, &["options.remainder: 2; expected 0 or 1"]);
+    refused(&|c| c.remainder = 2, &["options.remainder: 2; expected 0 or 1"]);
     // What has no strategy is of any shape.
     Decoder::create(
-        &one,
+        one,
         &vwd_decoder_options { budget: budget.0, ..options(&shape, vwd_decoder_policy { k: 7, ..POLICY }) },
     );
 }
