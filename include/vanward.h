@@ -2984,7 +2984,7 @@ vwd_status vwd_forecast_create(const vwd_session *session,
 
 /**
  * Releases a forecast; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its
- * projections, and no graph that holds one runs again.
+ * projections, those of `vwd_decoder_foresee` as is said there, and no graph that holds one runs again.
  */
 VWD_API void vwd_forecast_release(vwd_forecast *forecast);
 
@@ -3801,8 +3801,7 @@ vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
  * The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
  * step and in one of several positions, in which `vwd_decoder_attend` is SERIAL: an engine may call it for every layer.
  *
- * forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
- *                                      call.
+ * forecast                             Optional. Kept by the caller as long as x, and as long as graphs that hold the call.
  * args->layer                          The layer that is foreseen. `vwd_decoder_attend` for it comes later in the step.
  * args->map                            The map of the forecast: l−1 to foresee layer l where each map forecasts the next layer.
  * args->rope                           The layer's rotary embedding, or NULL; as in `vwd_forecast_project`. With a forecast only.
@@ -3813,15 +3812,22 @@ vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
  * Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026). With options->remainder they are
  * Hq.
  *
- * What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
- * for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
- * refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen. Where a call of
- * the step fails, its stream waits for all that was foreseen, so that the step may be given up; else `vwd_decoder_begin` of the next step
- * waits for it, and sequences of a cache are changed after that.
+ * The selection runs on a stream of the decoder's own, for which `vwd_decoder_attend` of the layer waits. Given queries are read before the
+ * caller's stream passes the call. A forecast projects on the decoder's stream, too: x, previous and the rope's inv_freq stay valid, and are not
+ * written, until the caller's stream has passed the decoder's next call of `vwd_decoder_attend` (for any layer), `vwd_decoder_foresee` or
+ * `vwd_decoder_begin`, which waits for the projection; `out` of that attention is other memory. A step that foresees the next layer
+ * where a layer begins keeps them so long by itself: what enters a layer is needed after its attention, and the next layer's queries are made
+ * later.
+ *
+ * In a capture these calls belong to the same one: a capture that ends before `vwd_decoder_attend` of the layer is refused by the driver
+ * as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen. Where a call of the step fails, its
+ * stream waits for all that was foreseen, so that the step may be given up; else `vwd_decoder_begin` of the next step waits for it, and
+ * sequences of a cache are changed after that.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
- * scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes
- * room for the selection. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * scratch is there; may be captured. `vwd_decoder_attend_scratch` makes room for the selection on the decoder's stream, and this call for
+ * the projection, unless an earlier call of the same capture has brought that stream into it: then a larger projection is OUT_OF_SCRATCH. Calls on
+ * one decoder are ordered by the caller. Other tensors are borrowed until the stream passes this point.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
  * DRIVER, INTERNAL.
  */

@@ -790,7 +790,8 @@ class BasicDecoder {
   Return<void> foresee(const vwd_decoder_foresee_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_decoder_foresee(get(), nullptr, &args, stream));
   }
-  /// The args hold what the forecast reads. It is kept by the caller until the stream has passed.
+  /// The args hold what the forecast reads. Both are kept by the caller, and what is read is not written, until the stream has passed
+  /// the next attend, foresee or begin.
   Return<void> foresee(const BasicForecast<Report> &forecast, const vwd_decoder_foresee_args &args,
                        vwd_stream stream = nullptr) const {
     return Report::finish(vwd_decoder_foresee(get(), forecast.get(), &args, stream));

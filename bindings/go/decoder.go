@@ -286,8 +286,8 @@ type DecoderForeseeArgs struct {
 	Q        Tensor
 }
 
-// Foresee selects for a layer of the step before its queries are there. The forecast may be nil; it is not closed until the stream has
-// passed.
+// Foresee selects for a layer of the step before its queries are there. The forecast may be nil. It is not closed, and what it reads is not
+// written, until the stream has passed the decoder's next Attend, Foresee or Begin.
 func (d *Decoder) Foresee(forecast *Forecast, args DecoderForeseeArgs, stream Stream) error {
 	var l lowering
 	defer l.release()

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn vwd_forecast_create(
 }
 
 /// Releases a forecast; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its
-/// projections, and no graph that holds one runs again.
+/// projections, those of `vwd_decoder_foresee` as is said there, and no graph that holds one runs again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
     // SAFETY: the C contract of forecast.

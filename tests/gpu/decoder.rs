@@ -4,11 +4,12 @@
 
 mod engine;
 
-use crate::graph::Graph;
+use crate::graph::{Graph, check};
 use crate::support::budget::{Budget, always, forced, never};
 use crate::support::maps::{Forecast, Map};
 use crate::support::*;
 use crate::{Case, MOST_DELAY};
+use cudarc::driver::sys;
 use engine::Engine;
 use vanward::abi::*;
 use vanward::capi::*;
@@ -17,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("decoder_replays_a_step_of_each_strategy", decoder_replays_a_step_of_each_strategy),
     ("decoder_replays_a_round_of_drafts", decoder_replays_a_round_of_drafts),
     ("decoder_replays_what_its_budget_decided_at_the_capture", decoder_replays_what_its_budget_decided_at_the_capture),
+    ("decoder_makes_room_for_projections_beside_a_capture", decoder_makes_room_for_projections_beside_a_capture),
     (
         "decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream",
         decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream,
@@ -272,17 +274,32 @@ impl<'b> Side<'b> {
         }
     }
 
-    /// A step; each layer is foreseen where the layer before it begins.
+    /// A step; each layer is foreseen where the layer before it begins. What a forecast reads is overwritten as soon as it may be.
     fn enqueue_step(&self, step: &Step) {
         let stream = self.backend.stream();
         self.begin(step);
         for layer in 0..LAYERS {
             for ahead in if layer == 0 { 0..2.min(LAYERS) } else { layer + 1..LAYERS.min(layer + 2) } {
                 self.foresee(step, ahead);
+                if ahead > 0 {
+                    self.overwrite_residual(step, ahead - 1);
+                }
             }
             // SAFETY: the tensors outlive the stream's work.
             assert_ok(unsafe { vwd_decoder_attend(self.decoder.0, &self.attend_args(step, layer), stream) });
+            self.overwrite_residual(step, LAYERS.min(layer + 2) - 1);
         }
+    }
+
+    /// Replaces the residual stream from which a layer was foreseen, on the caller's stream.
+    fn overwrite_residual(&self, step: &Step, layer: usize) {
+        if self.forecast.is_none() {
+            return;
+        }
+        let x = step.layers[layer][3].c();
+        let bytes = ROWS * INPUT * F16.bits as usize / 8;
+        // SAFETY: the tensor is packed, of so many bytes, and outlives the stream's work.
+        check(unsafe { sys::cuMemsetD8Async(x.data as u64, 0x3c, bytes, self.backend.stream().cast()) });
     }
 
     fn foresee(&self, step: &Step, layer: usize) {
@@ -324,6 +341,13 @@ fn decoder_replays_a_round_of_drafts(backend: &Backend) {
     }
 }
 
+/// Projections run on a stream of the decoder's own, whose scratch no call has reserved where the first of them is captured.
+fn decoder_makes_room_for_projections_beside_a_capture(backend: &Backend) {
+    let small = backend.with_scratch(1);
+    let way = Way { by_forecast: true, ..FORESEEN };
+    compare(backend.times(60), &[backend, &small].map(|on| Side::new(on, way, std::ptr::null())));
+}
+
 /// Against steps without delays: steps with them, enqueued one by one and in a graph; and so rounds of drafts, and decoders with a budget.
 fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) {
     let delaying = backend.delaying(MOST_DELAY);
@@ -341,30 +365,44 @@ fn decoder_gives_the_same_bits_whenever_its_side_streams_run(backend: &Backend) 
 }
 
 /// What was foreseen of later layers is waited for by the stream on which a layer fails: a capture could not end otherwise, and what the
-/// engine does to its sequences then would meet the selection that still runs.
+/// engine does to its sequences then would meet the selection that still runs. So is a step that another one replaces.
 fn decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream(backend: &Backend) {
-    let side = Side::new(backend, FORESEEN, std::ptr::null());
-    let (step, stream) = (&side.steps[0], backend.stream());
+    for by_forecast in [false, true] {
+        fail_in_a_step(&Side::new(backend, Way { by_forecast, ..FORESEEN }, std::ptr::null()));
+    }
+}
+
+fn fail_in_a_step(side: &Side) {
+    let (step, stream) = (&side.steps[0], side.backend.stream());
     side.place(0, &[[100; ROWS], [1; ROWS], [99; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]]);
     side.reserve();
+    let graph = |enqueue: &dyn Fn()| Graph::capture(stream.cast(), enqueue).replay();
     // SAFETY: the tensors outlive the stream's work.
     let attend = |args: &vwd_decoder_attend_args| unsafe { vwd_decoder_attend(side.decoder.0, args, stream) };
-    Graph::capture(stream.cast(), || {
+    graph(&|| {
         side.begin(step);
         side.foresee(step, 1);
         let wrong = vwd_decoder_attend_args { new_v: absent(), ..side.attend_args(step, 0) };
         assert_fails(attend(&wrong), VWD_ERROR_INVALID_ARGUMENT, &["new_v: "]);
+        side.overwrite_residual(step, 1);
     });
-    Graph::capture(stream.cast(), || {
+    graph(&|| {
         side.begin(step);
         side.foresee(step, 0);
         let args = vwd_decoder_foresee_args { layer: LAYERS as u32, ..args() };
         // SAFETY: as above.
         let status = unsafe { vwd_decoder_foresee(side.decoder.0, std::ptr::null(), &args, stream) };
         assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["layer: "]);
+        side.overwrite_residual(step, 0);
+    });
+    graph(&|| {
+        side.begin(step);
+        side.foresee(step, 1);
+        side.begin(step);
+        side.overwrite_residual(step, 1);
     });
     // The step goes on where the call that failed is made again.
-    Graph::capture(stream.cast(), || {
+    graph(&|| {
         side.begin(step);
         (0..LAYERS).for_each(|layer| side.foresee(step, layer));
         // What the decoder keeps is told in a capture, too.
@@ -375,9 +413,9 @@ fn decoder_that_fails_in_a_step_leaves_nothing_beside_the_stream(backend: &Backe
             VWD_ERROR_INVALID_ARGUMENT,
             &["out: "],
         );
+        (0..LAYERS).for_each(|layer| side.overwrite_residual(step, layer));
         (0..LAYERS).for_each(|layer| assert_ok(attend(&side.attend_args(step, layer))));
-    })
-    .replay();
+    });
 }
 
 /// A budget of the decoder's layers.

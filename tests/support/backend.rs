@@ -109,6 +109,13 @@ impl Backend {
         Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
     }
 
+    /// The same CUDA device in a session whose streams have so many bytes of scratch at first.
+    pub fn with_scratch(&self, scratch_bytes: u64) -> Backend {
+        let options = vwd_session_options { device: VWD_DEVICE_CUDA, scratch_bytes, ..args() };
+        let session = Session::create(&options).unwrap_or_else(|(status, text)| panic!("{status}: {text}"));
+        Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
+    }
+
     /// The same device in a session of its own, which forces nothing.
     pub fn another(&self) -> Backend {
         if self.is_cuda() { Backend::cuda().expect("a session") } else { Backend::cpu(1) }

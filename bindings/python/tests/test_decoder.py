@@ -2,6 +2,7 @@
 
 import gc
 import unittest
+import weakref
 from ctypes import c_int32
 
 import numpy as np
@@ -94,6 +95,17 @@ class DecoderTest(unittest.TestCase):
                 forecast.accumulate(layer=0, x=x, q=q)
                 forecast.solve()
                 by_stream = dict(forecast=forecast, x=self.x)
+                with self.decoder(s, strategy=Strategy.FORESEEN) as decoder:
+                    decoder.begin(seq_lens=np.array([self.TOKENS], np.int32), page_table=self.table)
+                    x = self.x.copy()
+                    is_kept = weakref.ref(x)
+                    decoder.foresee(layer=0, forecast=forecast, x=x)
+                    del x
+                    gc.collect()
+                    self.assertIsNotNone(is_kept())
+                    decoder.foresee(layer=0, **by_stream)
+                    gc.collect()
+                    self.assertIsNone(is_kept())
                 _, counts = self.run_two_steps(s, by_stream, strategy=Strategy.FORESEEN)
                 self.assertEqual(counts[1], 6)
 

@@ -56,6 +56,16 @@ class DecoderInfo(NamedTuple):
     fallbacks: int
 
 
+class _Foresight(Call):
+    """A call that may read its arrays beside the caller's stream: its decoder keeps them."""
+
+    __slots__ = ()
+
+    def __call__(self, stream: int | None = None) -> None:
+        super().__call__(stream)
+        self._owner._foreseen = self._keep, self._beside
+
+
 @documented
 class Decoder:
     """The attention of decode steps. It may outlive its session, and the tiered cache that has its keys and values.
@@ -82,6 +92,7 @@ class Decoder:
             raise ValueError(f"decoder_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
         code, bits = _DTYPES[dtype]
         self._keep: list[Any] = []
+        self._foreseen: tuple[Any, ...] = ()
         fields = dict(options, dtype_code=code, dtype_bits=bits)
         c = arguments(_header.vwd_decoder_options, self._keep, inputs=fields, outputs={})
         if policy is not None:
@@ -161,9 +172,13 @@ class Decoder:
         q: Array | None = None,
         stream: int = 0,
     ) -> Call:
-        """vwd_decoder_foresee: selects for a layer of the step before its queries are there."""
+        """vwd_decoder_foresee: selects for a layer of the step before its queries are there.
+
+        The decoder keeps the forecast and the arrays until the next call of it. Until then, or the next attend or begin, x and previous
+        are not written.
+        """
         inputs = dict(layer=layer, map=map, rope=rope, x=x, previous=previous, q=q)
-        return Call(self, _header.vwd_decoder_foresee_args, stream, inputs=inputs, outputs={}, beside=(forecast,))
+        return _Foresight(self, _header.vwd_decoder_foresee_args, stream, inputs=inputs, outputs={}, beside=(forecast,))
 
     def prepare_attend(
         self,

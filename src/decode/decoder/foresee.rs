@@ -1,9 +1,10 @@
 //! Selection for a layer before its queries are there: from queries that a forecast gives, or that the caller has.
 //!
-//! The queries are made on the caller's stream, in memory of the decoder, so that the caller's tensors are free once its stream has
-//! passed. Selection then runs on a branch, and `attend` of the layer joins it. The step's own tokens are not summarised yet: blocks are
-//! selected from the tokens before them, and the block of the row's own token is added where it is new. On a cache the branch then asks
-//! for the list's blocks, which travel while the layers before run: as soon as the one that is attended next has its own blocks.
+//! Given queries are copied on the caller's stream to memory of the decoder. A forecast makes them there on a branch, which reads the
+//! caller's tensors: the next call of the decoder joins it where it has read them. Selection then runs on the branch, and `attend` of the layer
+//! joins it. The step's own tokens are not summarised yet: blocks are selected from the tokens before them, and the block of the row's own token
+//! is added where it is new. On a cache the branch then asks for the list's blocks, which travel while the layers before run: as soon as the one
+//! that is attended next has its own blocks.
 
 use super::Decoder;
 use super::layer::Layer;
@@ -19,6 +20,7 @@ use crate::core::tensor::{ANY, Tensor, given};
 use crate::core::versioned::zeroed;
 use crate::decode::forecast::{Forecast, ProjectRequest};
 use crate::runtime::{On, require_no_flags};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Where queries come from.
 enum Source<'a> {
@@ -53,6 +55,7 @@ impl Decoder {
         stream: vwd_stream,
     ) -> Result<()> {
         require_no_flags("flags", c.flags)?;
+        self.join_projection(stream)?;
         let layer = Layer::new(self, c.layer)?;
         if layer.step.positions != 1 {
             return Ok(());
@@ -61,37 +64,54 @@ impl Decoder {
         if !layer.strategy().foresees() || !layer.has_sparse() {
             return Ok(());
         }
-        // The queries of the layer that was foreseen before are read no more.
         let on = self.session.on(stream)?;
-        self.join_last_foresight(&on)?;
-        let queries = match source {
+        let queries = match &source {
             Source::Given(from) => {
-                let dtype = from.dtype;
-                let queries = layer.queries_of(dtype, from.dim(1));
+                // The queries of the layer that was foreseen before are read no more.
+                self.join_last_foresight(&on)?;
+                let queries = layer.queries_of(from.dtype, from.dim(1));
                 let to = self.session.checks().required("q", &queries)?;
-                Take { from, to, lens: layer.lens(Kind::Known) }.run(&on)?;
+                Take { from: *from, to, lens: layer.lens(Kind::Known) }.run(&on)?;
                 queries
             }
-            Source::Forecast(forecast) => {
-                let queries = layer.foreseen_queries(forecast.heads()[0]);
-                let positions = self.tensor(self.plan.places, DType::I32, &[layer.step.batch], &[1]);
-                let (x, previous) = (c.x, c.previous);
-                let args = vwd_forecast_project_args { layer: c.map, x, previous, positions, q: queries, ..zeroed() };
-                forecast.project(&ProjectRequest::from_c(forecast, &args, rope)?, stream)?;
-                queries
-            }
+            Source::Forecast(forecast) => layer.foreseen_queries(forecast.heads()[0]),
+        };
+        let positions = self.tensor(self.plan.places, DType::I32, &[layer.step.batch], &[1]);
+        let (x, previous) = (c.x, c.previous);
+        let args = vwd_forecast_project_args { layer: c.map, x, previous, positions, q: queries, ..zeroed() };
+        let projection = match source {
+            Source::Given(_) => None,
+            Source::Forecast(forecast) => Some((forecast, ProjectRequest::from_c(forecast, &args, rope)?)),
+        };
+        let project = |stream| match &projection {
+            None => Ok(()),
+            Some((forecast, request)) => forecast.project(request, stream),
         };
         let select = layer.foresee_args(queries);
         match (on, self.foresight.branch()) {
             (On::Cuda(enqueue), Some(branch)) => {
+                if let Some((forecast, request)) = &projection {
+                    forecast.reserve(request, branch.stream())?;
+                }
                 branch.fork(&enqueue)?;
-                let selected = layer.foresee(&select, branch.stream());
+                let foresee = || {
+                    project(branch.stream())?;
+                    if projection.is_some() {
+                        branch.end(&enqueue, self.projection_use())?;
+                        self.is_projecting.store(true, Relaxed);
+                    }
+                    layer.foresee(&select, branch.stream())
+                };
+                let foreseen = foresee();
                 // Ended whatever happened: a capture has to join it.
                 branch.end(&enqueue, layer.number)?;
                 *self.last_foresight.lock() = Some(layer.number);
-                selected?;
+                foreseen?;
             }
-            _ => layer.foresee(&select, stream)?,
+            _ => {
+                project(stream)?;
+                layer.foresee(&select, stream)?;
+            }
         }
         layer.set_foreseen();
         if self.tiered.is_none() {
@@ -177,8 +197,25 @@ impl Decoder {
         let last = self.last_foresight.lock().take();
         if let (On::Cuda(enqueue), Some(branch), Some(last)) = (on, self.foresight.branch(), last) {
             branch.join(enqueue, last)?;
+            self.is_projecting.store(false, Relaxed);
         }
         Ok(())
+    }
+
+    /// The caller's stream waits until projections have read the caller's tensors.
+    pub(super) fn join_projection(&self, stream: vwd_stream) -> Result<()> {
+        if !self.is_projecting.swap(false, Relaxed) {
+            return Ok(());
+        }
+        if let (On::Cuda(enqueue), Some(branch)) = (self.session.on(stream)?, self.foresight.branch()) {
+            branch.join(&enqueue, self.projection_use())?;
+        }
+        Ok(())
+    }
+
+    /// The branch's use for projections, after those for layers.
+    fn projection_use(&self) -> usize {
+        self.options.layers.len()
     }
 }
 

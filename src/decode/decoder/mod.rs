@@ -53,7 +53,7 @@ use parking_lot::Mutex;
 use rows::{Append, Complete, Distribute, Drafts, Observe, Past, Take, acceptance};
 use side::Side;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use tiered::Tiered;
 
 pub struct Decoder {
@@ -64,9 +64,12 @@ pub struct Decoder {
     /// Steps begun so far; and for each layer the last step in which it was foreseen.
     steps: AtomicU64,
     foreseen: Vec<AtomicU64>,
-    /// Where selections run that are made ahead, a use for each layer, and the last of these that may not have been joined.
+    /// Where projections and selections run that are made ahead: a use for each layer, and one more for projections.
     foresight: Side,
+    /// The last use of a layer that may not have been joined.
     last_foresight: Mutex<Option<usize>>,
+    /// Whether a projection may still read the caller's tensors.
+    is_projecting: AtomicBool,
     /// What runs beside a layer's calls on the caller's stream: attention over predicted lists, or summaries and the selection.
     speculation: Side,
     /// The foreseen layers whose lists are fetched once the layer that is attended next has its own blocks.
@@ -127,7 +130,7 @@ impl Decoder {
         memory.write(plan.thresholds_at, &plan.thresholds)?;
         let uses = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy));
         let layers = options.layers.len();
-        let foresight = Side::create(session, if uses(Strategy::foresees) { layers } else { 0 })?;
+        let foresight = Side::create(session, if uses(Strategy::foresees) { layers + 1 } else { 0 })?;
         let speculation = Side::create(session, uses(Strategy::branches) as usize)?;
         let decoder = Decoder {
             session: session.clone(),
@@ -136,6 +139,7 @@ impl Decoder {
             foreseen: collected((0..layers).map(|_| AtomicU64::new(0)), "the layers of a decoder")?,
             foresight,
             last_foresight: Mutex::new(None),
+            is_projecting: AtomicBool::new(false),
             speculation,
             to_fetch: Mutex::new(reserved(layers, "the layers of a decoder")?),
             tiered,
@@ -196,6 +200,8 @@ impl Decoder {
         // The layer fetches by itself what was foreseen of it.
         self.to_fetch.lock().retain(|&layer| layer != c.layer as usize);
         attend.run(stream)?;
+        // Not before: the projection for a layer to come has the time of this one.
+        self.join_projection(stream)?;
         if let Some(step) = &mut *self.step.lock() {
             step.attended = c.layer as usize + 1;
         }

@@ -10,7 +10,7 @@ use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{address, byte_stride, element_code, has_aligned_rows, saturated};
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 use crate::runtime::{Placed, Session};
 use std::sync::Arc;
 
@@ -459,14 +459,30 @@ impl ProjectParams {
     }
 }
 
+fn variant(kernels: &Kernels, forced: Option<Variant>, r: &ProjectRequest, map: &PlacedMap) -> Result<Variant> {
+    let projection = Projection {
+        is_full_rank: map.rank == 0,
+        batch: r.inputs.count(),
+        slices: map.slices(),
+        runs_clusters: kernels.runs_clusters,
+    };
+    variants::choose(forced, |variant| choose::fit(variant, projection))
+}
+
+/// Bytes of scratch that a projection takes.
+pub fn scratch(cuda: &Cuda, r: &ProjectRequest, map: &PlacedMap) -> Result<usize> {
+    if r.inputs.count() == 0 {
+        return Ok(0);
+    }
+    Ok(Plan::new(r, map, variant(cuda.kernels(), cuda.forced(), r, map)?)?.bytes)
+}
+
 pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result<()> {
     let (batch, kernels): (_, &Kernels) = (r.inputs.count(), enqueue.kernels());
     if batch == 0 {
         return Ok(());
     }
-    let projection =
-        Projection { is_full_rank: map.rank == 0, batch, slices: map.slices(), runs_clusters: kernels.runs_clusters };
-    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, projection))?;
+    let variant = variant(kernels, enqueue.forced(), r, map)?;
     enqueue.ran(variant);
     let plan = Plan::new(r, map, variant)?;
     let base = enqueue.scratch(plan.bytes)? as usize;

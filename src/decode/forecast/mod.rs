@@ -144,6 +144,11 @@ impl Solved {
         let placed = PlacedMap::new(session, shape, &map)?.map(Arc::new);
         Ok(Solved { map, placed })
     }
+
+    /// The copy of a CUDA session.
+    fn placed(&self) -> &PlacedMap {
+        self.placed.as_ref().expect("maps of a CUDA session are on its device")
+    }
 }
 
 impl Forecast {
@@ -292,11 +297,19 @@ impl Forecast {
         })?;
         match on {
             On::Cpu(cpu) => cpu::project(cpu, request),
-            On::Cuda(enqueue) => {
-                let map = request.solved.placed.as_ref().expect("maps of a CUDA session are on its device");
-                cuda::project(&enqueue, request, map)
-            }
+            On::Cuda(enqueue) => cuda::project(&enqueue, request, request.solved.placed()),
         }
+    }
+
+    /// Makes the stream's scratch arena large enough for a projection, unless the stream is being captured.
+    pub fn reserve(&self, request: &ProjectRequest, stream: vwd_stream) -> Result<()> {
+        if let On::Cuda(enqueue) = self.session.on(stream)?
+            && enqueue.is_capturing()?
+        {
+            return Ok(());
+        }
+        let bytes = self.session.scratch_bytes(|cuda| cuda::scratch(cuda, request, request.solved.placed()))?;
+        self.session.reserve(stream, bytes)
     }
 }
 

@@ -593,4 +593,6 @@ fn decoder_foresee_errors_name_the_argument(backend: &Backend) {
     fails(forecast.0, vwd_decoder_foresee_args { x: q.c(), ..args() }, &["x", "shape [2, 4, 16]"]);
     decoder.foresee(backend, none, &by_queries);
     decoder.foresee(backend, forecast.0, &by_stream);
+    // Waits for what reads x and the forecast.
+    decoder.begin(backend, &vwd_decoder_step { seq_lens: lens.c(), ..args() });
 }

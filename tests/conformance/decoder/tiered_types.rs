@@ -208,11 +208,13 @@ impl<'b> Pair<'b> {
             };
             let values = rng.normals(&[ROWS, positions, heads, dims[0]]);
             let q = Tensor::floats(backend, q_type, &values, &plain);
+            // What a forecast reads stays until the layer has been attended.
+            let mut read = None;
             if positions == 1 {
                 let guess = Array { data: values.data.iter().map(|x| x + 0.5 * rng.normal()).collect(), ..values };
                 let guess = Tensor::floats(backend, q_type, &guess, &plain);
                 match &self.forecast {
-                    Some((map, forecast)) => self.foresee_by(rng, map, forecast, layer, first),
+                    Some((map, forecast)) => read = Some(self.foresee_by(rng, map, forecast, layer, first)),
                     None => {
                         let foresee = vwd_decoder_foresee_args { layer, q: without_positions(&guess), ..args() };
                         let none = std::ptr::null();
@@ -230,16 +232,18 @@ impl<'b> Pair<'b> {
             self.on_cache.attend(backend, &vwd_decoder_attend_args { q: q.c(), out: outs[0].c(), ..attend });
             self.on_pages.attend(backend, &vwd_decoder_attend_args { q: q.c(), out: outs[1].c(), ..paged });
             found.push(outs.each_ref().map(Tensor::read_floats));
+            drop(read);
         }
         found
     }
 
-    /// One of the decoders has the forecast and what it reads, the other one the queries that it gives for the token at `place`.
-    fn foresee_by(&self, rng: &mut Rng, map: &Map, forecast: &Forecast, layer: u32, place: usize) {
+    /// One of the decoders has the forecast and what it reads, the other one the queries that it gives for the token at `place`. Returns what
+    /// the forecast reads.
+    fn foresee_by(&self, rng: &mut Rng, map: &Map, forecast: &Forecast, layer: u32, place: usize) -> [Tensor<'b>; 2] {
         let (backend, plain, heads) = (self.backend, Layout::default(), [ROWS, map.heads, map.dim]);
         let x = Tensor::floats(backend, rng.pick(&[F32, F16]), &rng.normals(&[ROWS, map.input_dim]), &plain);
-        let previous = Tensor::floats(backend, F32, &rng.normals(&heads), &plain);
-        let previous = if map.memory { previous.c() } else { absent() };
+        let queries = Tensor::floats(backend, F32, &rng.normals(&heads), &plain);
+        let previous = if map.memory { queries.c() } else { absent() };
         let (style, theta) = (rng.pick(&[VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED]), 500.0);
         let rope = vwd_rope { style, theta, ..args() };
         let dtype = if self.kinds.dtype.bits == 16 { self.kinds.dtype } else { F32 };
@@ -254,6 +258,7 @@ impl<'b> Pair<'b> {
         rng.shuffle(&mut decoders);
         decoders[0].foresee(backend, forecast.0, &by_stream);
         decoders[1].foresee(backend, std::ptr::null(), &by_queries);
+        [x, queries]
     }
 
     fn table(&self) -> Tensor<'b> {
