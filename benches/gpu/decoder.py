@@ -1,27 +1,33 @@
 """Decode steps of an 8B-shaped model through vwd_decoder, by each strategy, and rounds of drafting and verifying, in CUDA graphs.
 
-    python benches/gpu/decoder.py [--out FILE] [--quick]
+    python benches/gpu/decoder.py [--out FILE] [--quick | --goals]
 
 The layers are those of layer.py; the decoder appends, keeps the summaries and attends. `dense` and the strategies are steps of one position;
-`foreseen` and `prr_foreseen` are given queries a layer ahead, and `prr` predicts right, since every replay has the same queries. `by_budget` are the
+`foreseen` and `prr_foreseen` are given queries a layer ahead, without a projection, and `prr` predicts right, since every replay has the same queries.
+`forecast` is FORESEEN, too, and projects each layer's queries from the residual stream by a random map of rank RANK of its own. `by_budget` are the
 same decoders with a budget that vwd_budget_profile measured for the point: they are SERIAL where the strategy does not pay. `round` is
-lossless decoding: `drafts` sparse steps (SERIAL, AXIS), one dense step of drafts + 1 positions, and vwd_decoder_accept. `gain_95` and `gain_99`
-are its speed over `dense` where a draft token is accepted with probability 0.95 and 0.988, assumptions. GPU time of one layer, microseconds, medians.
+lossless decoding: `drafts` sparse steps (SERIAL, AXIS), one dense step of drafts + 1 positions, and vwd_decoder_accept. `gain_95`, `gain_98` and
+`gain_99` are its speed over `dense` where a draft token is accepted with probability 0.95, 0.98 and 0.988, assumptions. --goals times what a goal
+names: AXIS without budgets, and rounds of 8 drafts. GPU time of one layer, microseconds, medians.
 """
 
 import torch
 
 from layer import BLOCK, DIM, HEADS, INIT, LOCAL, PAGE, Sequences, Stack, Weights, random
+from predict import Maps
 from timing import run, vanward
 from vanward import DecoderMode, DecoderPolicy, Predict, SelectMethod, Strategy
 
 LAYERS = 8
+RANK = 128
 STRATEGIES = {
     "serial": {},
     "prr": dict(strategy=Strategy.PRR),
     "prr_foreseen": dict(strategy=Strategy.PRR, predict=Predict.FORESEEN),
     "foreseen": dict(strategy=Strategy.FORESEEN),
+    "forecast": dict(strategy=Strategy.FORESEEN),
 }
+GOALS = ("serial", "prr", "foreseen", "forecast")
 
 
 class Pages(Sequences):
@@ -34,9 +40,9 @@ class Pages(Sequences):
 class Steps(Stack):
     """Steps of `positions` positions through a decoder, the last one of them at position `length` − 1."""
 
-    def __init__(self, decoder, sequences, weights, positions=1, length=None, mode=DecoderMode.SPARSE, ahead=None):
+    def __init__(self, decoder, sequences, weights, positions=1, length=None, mode=DecoderMode.SPARSE, ahead=None, forecast=None):
         super().__init__(sequences, weights, positions)
-        self.decoder, self.mode, self.ahead = decoder, mode, ahead
+        self.decoder, self.mode, self.ahead, self.forecast = decoder, mode, ahead, forecast
         length = length or sequences.context
         self.lens = torch.full_like(sequences.lens, length)
         self.v = torch.empty_like(self.k)
@@ -45,8 +51,13 @@ class Steps(Stack):
         self.v.copy_(v)
 
     def foresee(self, i):
-        if self.ahead is not None and i < self.sequences.layers:
+        if i >= self.sequences.layers:
+            return
+        if self.ahead is not None:
             self.run("foresee", i, lambda: self.decoder.prepare_foresee(layer=i, q=self.ahead))
+        elif self.forecast is not None:
+            # The same residual stream for each layer: it stays where it is, and the time does not depend on it.
+            self.run("foresee", i, lambda: self.decoder.prepare_foresee(layer=i, forecast=self.forecast, map=i, x=self.first))
 
     def attend(self, i):
         s = self.sequences
@@ -134,9 +145,15 @@ class Round:
 
 def measure(session, timer, rows, quick):
     weights = [Weights() for _ in range(LAYERS)]
+    maps = Maps(session, LAYERS, RANK)
+    for_goals = quick == "goals"
     points = [(1, 32, 4096), (1, 128, 4096), (1, 512, 4096), (8, 32, 2048), (8, 128, 4096)]
+    if for_goals:
+        points = [(1, 128, 4096), (1, 512, 4096), (8, 128, 4096)]
+    elif quick:
+        points = points[:2]
     checked = False
-    for batch, thousands, budget in points[:2] if quick else points:
+    for batch, thousands, budget in points:
         context, k = thousands << 10, budget // BLOCK
         sequences = Pages(session, batch, context, LAYERS)
         if not checked:
@@ -147,30 +164,34 @@ def measure(session, timer, rows, quick):
 
         def time(method, name, policy, budget=None):
             with decoder_of(session, sequences, k, method=method, budget=budget, **policy) as decoder:
-                steps = Steps(decoder, sequences, weights, ahead=random(batch, HEADS, DIM) if "foreseen" in name else None)
+                ahead = random(batch, HEADS, DIM) if "foreseen" in name else None
+                steps = Steps(decoder, sequences, weights, ahead=ahead, forecast=maps.forecast if name == "forecast" else None)
                 prepare(steps)
                 if "dense" not in row:
                     row["dense"] = timer.graph(Steps(decoder, sequences, weights, mode=DecoderMode.DENSE).one, sequences.layers, replays=9)
                 return timer.graph(steps.one, sequences.layers, replays=9)
 
-        for method in (SelectMethod.AXIS, SelectMethod.MINMAX):
-            profile = budget_of(session, sequences, k, method)
-            for name, policy in STRATEGIES.items():
-                column = f"{method.name.lower()}_{name}"
+        for method in (SelectMethod.AXIS,) if for_goals else (SelectMethod.AXIS, SelectMethod.MINMAX):
+            profile = None if for_goals else budget_of(session, sequences, k, method)
+            for name in GOALS if for_goals else STRATEGIES:
+                column, policy = f"{method.name.lower()}_{name}", STRATEGIES[name]
                 row[column] = time(method, name, policy)
-                by_budget[column] = row[column] if name == "serial" else time(method, name, policy, profile)
-            profile.close()
+                if profile:
+                    by_budget[column] = row[column] if name == "serial" else time(method, name, policy, profile)
+            if profile:
+                profile.close()
         rows.put("strategies", **row)
-        rows.put("by_budget", **by_budget)
+        if not for_goals:
+            rows.put("by_budget", **by_budget)
         for drafts in (4, 8) if not quick else (8,):
             with decoder_of(session, sequences, k, drafts + 1) as decoder:
                 prepare(Steps(decoder, sequences, weights))
                 one = timer.graph(Round(decoder, sequences, weights, drafts), 1, replays=9, calls=1) / sequences.layers
-            gain = {f"gain_{p * 100:.0f}": (1 - p ** (drafts + 1)) / (1 - p) * row["dense"] / one for p in (0.95, 0.988)}
+            gain = {f"gain_{p * 100:.0f}": (1 - p ** (drafts + 1)) / (1 - p) * row["dense"] / one for p in (0.95, 0.98, 0.988)}
             rows.put("round", batch=batch, context=context, budget=budget, drafts=drafts, round=one, dense=row["dense"], **gain)
         del sequences
         torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=256 << 20)
+    run(__doc__, measure, scratch_bytes=256 << 20, has_goals=True)
