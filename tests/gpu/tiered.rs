@@ -1,10 +1,12 @@
 //! Steps of a decoder on a tiered cache in graphs: each strategy, captured once and replayed while contexts grow and sequences come, go,
 //! fork and lose their last tokens, gives what it gives when its calls are enqueued one by one.
 
-use crate::graph::Graph;
+use crate::graph::{Graph, check};
 use crate::model::Cache;
+use crate::support::maps::{Forecast, Map};
 use crate::support::*;
 use crate::{Case, MOST_DELAY};
+use cudarc::driver::sys;
 use std::cell::Cell;
 use vanward::abi::*;
 use vanward::capi::*;
@@ -34,9 +36,11 @@ const MAX_BLOCKS: usize = 24;
 const K: usize = 4;
 /// ⌈1.25·K⌉ and the block of the new token.
 const AHEAD: usize = 6;
+/// Channels of the residual stream that a forecast reads.
+const INPUT: usize = 96;
 
-/// A strategy's name, and the policies of the layers.
-type Strategy = (&'static str, [vwd_decoder_policy; LAYERS]);
+/// A strategy's name, the policies of the layers, and whether a forecast makes the foreseen queries.
+type Strategy = (&'static str, [vwd_decoder_policy; LAYERS], bool);
 
 fn strategies() -> Vec<Strategy> {
     let of = |strategy, predict| vwd_decoder_policy {
@@ -59,7 +63,7 @@ fn strategies() -> Vec<Strategy> {
     let foreseen = of(VWD_STRATEGY_VANWARD, VWD_PREDICT_FORESEEN);
     let dense = vwd_decoder_policy { method: 0, k: 0, init_blocks: 0, local_blocks: 0, ..serial };
     let short = vwd_decoder_policy { dense_below: (ROOM * 3 / 4) as u32, ..serial };
-    vec![
+    let given = [
         ("SERIAL", [serial; LAYERS]),
         ("ASYNC_TLS", [past; LAYERS]),
         ("SPARDA", [sparda; LAYERS]),
@@ -67,7 +71,9 @@ fn strategies() -> Vec<Strategy> {
         ("VANWARD foreseen", [foreseen; LAYERS]),
         ("mixed", [foreseen, past, by_scores]),
         ("dense layers", [dense, short, by_scores]),
-    ]
+    ];
+    let given = given.map(|(name, policies)| (name, policies, false));
+    given.into_iter().chain([("SPARDA by a forecast", [sparda; LAYERS], true)]).collect()
 }
 
 struct Decoder(*mut vwd_decoder);
@@ -112,15 +118,17 @@ struct Side<'b> {
     lens: Tensor<'b>,
     begin: Tensor<'b>,
     modes: Tensor<'b>,
-    /// Of each layer: keys, values, queries, foreseen queries, output.
+    /// Of each layer: keys, values, queries, foreseen queries or what the forecast reads, output.
     layers: Vec<[Tensor<'b>; 5]>,
+    forecast: Option<Forecast>,
     /// Keys and values of a block of a prompt, with its sequence and length.
     prompt: [Tensor<'b>; 2],
     prompt_rows: [Tensor<'b>; 3],
 }
 
 impl<'b> Side<'b> {
-    fn new(backend: &'b Backend, policies: &[vwd_decoder_policy], [coding, slot_coding]: [u32; 2]) -> Side<'b> {
+    fn new(backend: &'b Backend, strategy: &Strategy, [coding, slot_coding]: [u32; 2]) -> Side<'b> {
+        let (_, policies, by_forecast) = strategy;
         let plain = Layout::default();
         let zeros = |dtype, extents: &[usize]| Tensor::floats(backend, dtype, &Array::filled(extents, 0.0), &plain);
         let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
@@ -145,6 +153,9 @@ impl<'b> Side<'b> {
                 ..args()
             },
         );
+        let foreseen: &[usize] = if *by_forecast { &[ROWS, INPUT] } else { &queries };
+        // The same map on all sides.
+        let map = by_forecast.then(|| Map::random(&mut Rng::new(7), [HEADS[0], DIM, INPUT], Some(24), false));
         Side {
             backend,
             decoder: Decoder::create(backend, policies, &cache),
@@ -156,9 +167,10 @@ impl<'b> Side<'b> {
             layers: (0..LAYERS)
                 .map(|_| {
                     let [k, v] = [0; 2].map(|_| zeros(F16, &rows));
-                    [k, v, zeros(F16, &queries), zeros(F16, &queries), zeros(F32, &queries)]
+                    [k, v, zeros(F16, &queries), zeros(F16, foreseen), zeros(F32, &queries)]
                 })
                 .collect(),
+            forecast: map.map(|map| map.load(backend)),
             prompt: [0; 2].map(|_| zeros(F16, &[1, BLOCK, HEADS[1], DIM])),
             prompt_rows: [0; 3].map(|_| ints(&[1])),
         }
@@ -210,18 +222,38 @@ impl<'b> Side<'b> {
         assert_ok(unsafe { vwd_session_reserve(self.backend.session().cast_mut(), self.backend.stream(), bytes) });
     }
 
-    /// A step. Layer 1 is foreseen and attended first, without a layer between; layer 2 is foreseen before layer 0 is attended.
+    /// A step. Layer 1 is foreseen and attended first, without a layer between; layer 2 is foreseen before layer 0 is attended. What a forecast
+    /// reads is overwritten as soon as it may be.
     fn enqueue(&self) {
         self.begin(&self.step());
         for (layer, foreseen) in [(1, vec![1]), (0, vec![0, 2]), (2, vec![])] {
-            for ahead in foreseen {
-                let foresee = vwd_decoder_foresee_args { layer: ahead as u32, q: self.layers[ahead][3].c(), ..args() };
-                let stream = self.backend.stream();
-                // SAFETY: the tensors outlive the stream's work.
-                assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, std::ptr::null(), &foresee, stream) });
-            }
+            foreseen.iter().for_each(|&ahead| self.foresee(ahead));
             self.attend(&self.attend_args(layer));
+            foreseen.iter().for_each(|&ahead| self.overwrite_residual(ahead));
         }
+    }
+
+    fn foresee(&self, layer: usize) {
+        let (from, rope): (_, vwd_rope) = (self.layers[layer][3].c(), args());
+        let mut foresee = vwd_decoder_foresee_args { layer: layer as u32, ..args() };
+        let mut forecast = std::ptr::null();
+        match &self.forecast {
+            None => foresee.q = from,
+            Some(own) => (forecast, foresee.x, foresee.rope) = (own.0.cast_const(), from, &raw const rope),
+        }
+        // SAFETY: the tensors and the forecast outlive the stream's work.
+        assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, forecast, &foresee, self.backend.stream()) });
+    }
+
+    /// Replaces the residual stream from which a layer was foreseen, on the caller's stream.
+    fn overwrite_residual(&self, layer: usize) {
+        if self.forecast.is_none() {
+            return;
+        }
+        let x = self.layers[layer][3].c();
+        let bytes = ROWS * INPUT * F16.bits as usize / 8;
+        // SAFETY: the tensor is packed, of so many bytes, and outlives the stream's work.
+        check(unsafe { sys::cuMemsetD8Async(x.data as u64, 0x3c, bytes, self.backend.stream().cast()) });
     }
 
     /// What is remembered of an earlier sequence of that number is forgotten.
@@ -359,9 +391,10 @@ fn decoder_on_a_cache_gives_the_same_whenever_its_copies_run(backend: &Backend) 
 /// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same.
 fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize) {
     let evicted = Cell::new(0);
-    for (name, policies) in strategies() {
+    for strategy in strategies() {
+        let (name, policies, by_forecast) = strategy;
         rounds(1, |rng| {
-            let sides: Vec<Side> = backends.iter().map(|backend| Side::new(backend, &policies, coding)).collect();
+            let sides: Vec<Side> = backends.iter().map(|backend| Side::new(backend, &strategy, coding)).collect();
             sides.iter().for_each(Side::reserve);
             let (captured, eager) = sides.split_last().expect("decoders");
             let graph = Graph::capture(captured.backend.stream().cast(), || captured.enqueue());
@@ -386,7 +419,7 @@ fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize) {
                     sides.iter().for_each(|side| assert_ok(side.cache.extend(row.number, row.len)));
                 }
                 let ints = |of: &dyn Fn(usize) -> i64| Array::from_fn(&[ROWS], |at| of(at[0]));
-                let foreseen = rng.one_in(2);
+                let foreseen = !by_forecast && rng.one_in(2);
                 let contents: Vec<[Array<f64>; 4]> = captured
                     .layers
                     .iter()
