@@ -63,14 +63,16 @@ const SEGMENT_THREADS: u32 = 256;
 const CTAS_AT_ONCE: usize = 4;
 /// The most segments that one CTA takes: its start is then a small part of its time.
 const MOST_SEGMENTS_A_CTA: usize = 4;
-/// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs a multiprocessor for each,
+/// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs of four multiprocessors for each,
 /// where a number has 16 bits and where it has 32. With more of them it pays to stream segments, or to record them in a launch of their own.
 const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_CTA_SEGMENTS];
-const CLUSTER_CTAS_16: [usize; 2] = [4, 3];
-const CLUSTER_CTAS_32: [usize; 2] = [1, 2];
-/// The same where rows have filters: as many as run at once.
-const FILTERED_CTAS_16: [usize; 2] = [2, 3];
-const FILTERED_CTAS_32: [usize; 2] = [2, 2];
+const CLUSTER_CTAS_16: [usize; 2] = [16, 12];
+const CLUSTER_CTAS_32: [usize; 2] = [4, 8];
+/// The same where rows have filters, and top-k is one of them.
+const TOP_K_CTAS_16: [usize; 2] = [8, 11];
+const TOP_K_CTAS_32: [usize; 2] = [8, 8];
+/// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound in a fraction of the time.
+const FILTERED_CTAS: [usize; 2] = [8, 20];
 /// The same of CTAs that sum what a refusal leaves.
 const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
@@ -126,9 +128,18 @@ pub struct Cut {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Options {
-    /// Rows may have filters.
-    filters: bool,
+    filters: Filters,
     leaves: Leaves,
+}
+
+/// The filters that rows may have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Filters {
+    None,
+    /// Top-p, min-p or both.
+    ByProbability,
+    /// Top-k, and what else there is.
+    TopK,
 }
 
 /// What kernels leave in scratch for what follows, beside records.
@@ -199,7 +210,12 @@ impl Cut {
             let text = format!("{name}: {batch} requests of {per_request} rows; CUDA takes fewer than 2^24 rows");
             return Err(Error::unsupported(text));
         }
-        let filters = !s.is_greedy && [s.top_k, s.top_p, s.min_p].iter().any(Option::is_some);
+        let filters = match s {
+            Sampling { is_greedy: true, .. } => Filters::None,
+            Sampling { top_k: Some(_), .. } => Filters::TopK,
+            Sampling { top_p: None, min_p: None, .. } => Filters::None,
+            _ => Filters::ByProbability,
+        };
         Ok((batch > 0).then(|| Cut::new(batch, per_request, tokens, Options { filters, leaves })))
     }
 
@@ -229,14 +245,14 @@ impl Cut {
     }
 
     pub fn has_filters(&self) -> bool {
-        self.options.filters
+        self.options.filters != Filters::None
     }
 
     /// What a segment leaves of its groups takes so many bytes: their largest numbers, or their sums.
     fn group_bytes(&self) -> usize {
-        let of_group = match self.options {
-            Options { filters: true, .. } => size_of::<u32>(),
-            Options { leaves: Leaves { sums: true, .. }, .. } => size_of::<u64>(),
+        let of_group = match self.options.leaves {
+            _ if self.has_filters() => size_of::<u32>(),
+            Leaves { sums: true, .. } => size_of::<u64>(),
             _ => 0,
         };
         GROUPS * of_group
@@ -330,15 +346,16 @@ impl Cut {
     /// How clusters of up to `largest` CTAs take rows of numbers of so many bytes; `None` where these are too long.
     pub fn clusters(&self, largest: usize, number_bytes: usize, multiprocessors: u32) -> Option<RowClusters> {
         let rows = self.batch.min(self.requests) * self.per_request;
-        let most = match (number_bytes, self.has_filters()) {
-            (2, false) => CLUSTER_CTAS_16,
-            (2, true) => FILTERED_CTAS_16,
-            (_, false) => CLUSTER_CTAS_32,
-            (_, true) => FILTERED_CTAS_32,
+        let most = match (number_bytes, self.options.filters) {
+            (2, Filters::None) => CLUSTER_CTAS_16,
+            (2, Filters::TopK) => TOP_K_CTAS_16,
+            (_, Filters::None) => CLUSTER_CTAS_32,
+            (_, Filters::TopK) => TOP_K_CTAS_32,
+            (_, Filters::ByProbability) => FILTERED_CTAS,
         };
         let clusters = CLUSTER_SEGMENTS.into_iter().zip(most).map(|(segments, most)| {
             let ctas = self.per_row.div_ceil(segments);
-            RowClusters { ctas, segments, are_few: rows * ctas <= most * multiprocessors as usize }
+            RowClusters { ctas, segments, are_few: 4 * rows * ctas <= most * multiprocessors as usize }
         });
         let mut fitting = clusters.filter(|c| c.ctas <= largest);
         let first = fitting.next()?;
@@ -434,7 +451,7 @@ mod tests {
 
     #[test]
     fn clusters_take_rows_while_they_are_few() {
-        let plain = Options { filters: false, leaves: Leaves::default() };
+        let plain = Options { filters: Filters::None, leaves: Leaves::default() };
         let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132);
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 2)), [expected(16, 2, true); 2]);
@@ -449,23 +466,27 @@ mod tests {
     }
 
     #[test]
-    fn clusters_take_rows_with_filters_while_all_run_at_once() {
-        let filtered = Options { filters: true, leaves: Leaves::default() };
-        let of = |batch, bytes| Cut::new(batch, 6, 128_256, filtered).clusters(16, bytes, 132);
+    fn clusters_take_rows_with_filters_while_they_are_few() {
+        let of = |filters, batch, bytes| {
+            let options = Options { filters, leaves: Leaves::default() };
+            Cut::new(batch, 6, 128_256, options).clusters(16, bytes, 132)
+        };
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
-        assert_eq!([1, 2].map(|batch| of(batch, 2)), [expected(16, 2, true); 2]);
-        assert_eq!([3, 8].map(|batch| of(batch, 2)), [expected(8, 4, true); 2]);
-        assert_eq!(of(9, 2), expected(8, 4, false));
-        assert_eq!(
-            [2, 3, 5].map(|batch| of(batch, 4)),
-            [expected(16, 2, true), expected(8, 4, true), expected(8, 4, true)]
-        );
-        assert_eq!(of(6, 4), expected(8, 4, false));
+        assert_eq!([1, 2].map(|batch| of(Filters::TopK, batch, 2)), [expected(16, 2, true); 2]);
+        assert_eq!([3, 7].map(|batch| of(Filters::TopK, batch, 2)), [expected(8, 4, true); 2]);
+        assert_eq!(of(Filters::TopK, 8, 2), expected(8, 4, false));
+        assert_eq!(of(Filters::TopK, 2, 4), expected(16, 2, true));
+        assert_eq!([3, 5].map(|batch| of(Filters::TopK, batch, 4)), [expected(8, 4, true); 2]);
+        assert_eq!(of(Filters::TopK, 6, 4), expected(8, 4, false));
+        for bytes in [2, 4] {
+            assert_eq!([3, 13].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
+            assert_eq!(of(Filters::ByProbability, 14, bytes), expected(8, 4, false));
+        }
     }
 
     #[test]
     fn calls_are_cut_where_scratch_or_counters_end() {
-        let plain = Options { filters: false, leaves: Leaves::default() };
+        let plain = Options { filters: Filters::None, leaves: Leaves::default() };
         let cut = Cut::new(32, 6, 128_256, plain);
         assert_eq!([cut.requests, cut.per_request, cut.per_row, cut.ctas_of_row(132)], [32, 6, 32, 8]);
         assert_eq!(Cut::new(1, 6, 128_256, plain).ctas_of_row(132), 32);
@@ -473,7 +494,7 @@ mod tests {
         assert_eq!([1, 8, 32, 128].map(rest_ctas), [32, 32, 8, 2]);
         assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 11);
         assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS / 2);
-        let filtered = Options { filters: true, leaves: Leaves { rest: true, sums: false } };
+        let filtered = Options { filters: Filters::TopK, leaves: Leaves { rest: true, sums: false } };
         for (options, requests) in [(plain, 11), (filtered, 3)] {
             let largest = Cut::new(100, 129, 1 << 20, options);
             assert_eq!(largest.requests, requests);
