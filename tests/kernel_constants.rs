@@ -21,6 +21,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_join.cuh", "VERIFY_CHANNELS"),
     ("ops/attention/device/verify128.rs", "THREADS", "attention/verify128_join.cuh", "VERIFY_THREADS"),
     ("ops/attention/device/verify128.rs", "SHORT_THREADS", "attention/verify128_short.cuh", "SHORT_THREADS"),
+    ("ops/attention/device/verify128.rs", "HALVES", "attention/verify128_short.cuh", "HALVES"),
     ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_join.cuh", "RECEIVED_ROWS"),
     ("ops/attention/device/verify128.rs", "STAGE_UNITS", "attention/verify128_join.cuh", "STAGE_TILES"),
     ("ops/quantize/rows.rs", "THREADS", "quantize/rows.cuh", "CODE_THREADS"),

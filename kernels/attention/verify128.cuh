@@ -81,14 +81,15 @@ struct VerifyCopies : VerifyJob {
         return to + chunk / 8 * SLAB_BYTES + (warp * TILE + second) * SLAB_WIDTH + 2 * n * SLAB_WIDTH + ((chunk % 8 ^ second ^ 2 * n % 8) * 16);
     }
     // Requests keys or values of a tile's tokens: zeros where a token is not there, since a NaN times a weight of zero would be NaN. address: where
-    // the granules lie. `step` bytes lie between two tokens of one. UNROLLED: of the copies of smaller granules, as many as registers allow.
-    template <uint32 UNROLLED = 4>
+    // the granules lie. `step` bytes lie between two tokens of one. UNROLLED: of the copies of smaller granules, as many as registers allow. ARE_WHOLE: a tile
+    // of a granule whose tokens are all there takes fewer instructions, another one more.
+    template <uint32 UNROLLED = 4, bool ARE_WHOLE = false>
     __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 are_there, const char *address, int64 step, uint32 to) const {
         const uint32 from = tiles.lane_of(p, tile, 0), second = lane / CHUNKS, chunk = lane % CHUNKS;
-        if (p.log_granule == LOG_TILE) {
+        if (p.log_granule == LOG_TILE && (!ARE_WHOLE || are_there == FULL_WARP)) {
             const char *at = of_lane(address, from) + second * step + chunk * 16;
 #pragma unroll
-            for (uint32 n = 0; n < TILE / 2; n++, at += 2 * step) copy_16(place_of_copy(to, n), at, are_there >> second + 2 * n & 1);
+            for (uint32 n = 0; n < TILE / 2; n++, at += 2 * step) copy_16(place_of_copy(to, n), at, ARE_WHOLE || are_there >> second + 2 * n & 1);
             return;
         }
 #pragma unroll UNROLLED
@@ -184,9 +185,9 @@ struct VerifyProducts : VerifyJob {
             if (row(i) < existing) rows.row(*this, i, place_of_row(p, item, first_row(p, item) + row(i)).position, first[i], count[i]);
         }
     }
-    // Queries and keys: addresses in shared memory.
+    // Begins to multiply queries and keys: addresses in shared memory.
     template <bool ARE_BFLOAT16>
-    __device__ static void multiply_keys(float (&c)[32], uint32 queries_at, uint32 keys_at) {
+    __device__ static void begin_keys(float (&c)[32], uint32 queries_at, uint32 keys_at) {
         const uint64 queries = operand(queries_at), keys = operand(keys_at);
 #pragma unroll
         for (uint32 n = 0; n < 32; n++) c[n] = 0.0f;
@@ -198,6 +199,10 @@ struct VerifyProducts : VerifyJob {
                 multiply<ARE_BFLOAT16>(c, queries + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, keys + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, n + k > 0);
         }
         end_group();
+    }
+    template <bool ARE_BFLOAT16>
+    __device__ static void multiply_keys(float (&c)[32], uint32 queries_at, uint32 keys_at) {
+        begin_keys<ARE_BFLOAT16>(c, queries_at, keys_at);
         wait_products<0>(c);
     }
     // Tokens that a row does not see get the score −∞.

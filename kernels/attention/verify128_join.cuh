@@ -30,13 +30,18 @@ struct VerifyShared {
     // Rows of a work item, some of which may not exist, and how many of them a CTA of the cluster joins.
     __device__ static uint32 most_rows(const AttentionParams &p) { return min(p.rows, VERIFY_ROWS); }
     __device__ static uint32 share_rows(const AttentionParams &p) { return (most_rows(p) + cluster_ctas() - 1) / cluster_ctas(); }
-    // Opens the barriers; `arrivals` fill a stage. The CTAs of the cluster start between this and cluster_started().
+    // `arrivals` fill a stage.
+    __device__ void open_ring(uint32 arrivals) {
+        if (threadIdx.x > 0) return;
+        for (uint32 n = 0; n < STAGES; n++) {
+            full[n].open(arrivals);
+            empty[n].open(4);
+        }
+    }
+    // Opens the barriers. The CTAs of the cluster start between this and cluster_started().
     __device__ void open(const AttentionParams &p, uint32 arrivals) {
+        open_ring(arrivals);
         if (threadIdx.x == 0) {
-            for (uint32 n = 0; n < STAGES; n++) {
-                full[n].open(arrivals);
-                empty[n].open(4);
-            }
             const uint32 before = min(cluster_rank() * share_rows(p), most_rows(p)), own = min(share_rows(p), most_rows(p) - before);
             received.open(1);
             received.expect(cluster_ctas() * own * (VERIFY_CHANNELS + 2) * sizeof(float));
@@ -269,6 +274,17 @@ struct VerifyJoin : VerifyJob {
             join_chunks(joined, all, row, quad);
             write(first, quad, joined[0]);
             if (first + STEP < end) write(first + STEP, quad, joined[1]);
+        }
+    }
+    // What join() does of a work item that is one chunk, for a cluster of several CTAs.
+    __device__ void join_chunk() const {
+        const uint32 share = VerifyShared::share_rows(p), rows = rows_of(p, item), begin = min(rank * share, rows), end = min(begin + share, rows);
+        send<false>(VerifyShared::most_rows(p), share);
+        s.received.wait(0);
+#pragma unroll 1
+        for (uint32 n = begin * QUADS + thread; n < end * QUADS; n += COMPUTE_THREADS) {
+            const uint32 row = n / QUADS, quad = n % QUADS;
+            write(row, quad, join_received(row - begin, share, quad));
         }
     }
     // All of the above. The CTA joins its part of the work item's rows.

@@ -176,8 +176,7 @@ impl cuda::Kernels for Kernels {
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
                 Entry::Decode128(..) | Entry::Decode128Term(..) => decode128::most_shared(facts.shared_bytes),
-                entry if entry.is_verify128() => verify128::SHARED,
-                entry if entry.is_verify_short() => verify128::SHORT_SHARED,
+                entry if entry.is_verify128() || entry.is_verify_short() => verify128::SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
             };

@@ -29,11 +29,12 @@ const RECEIVED_ROWS: u32 = 75;
 /// Stages of 64 tokens with keys and values (in INT4: fewer, and what is read into them); queries; the states of rows that a cluster sends, padded.
 pub const SHARED: u32 =
     5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
-/// Threads of a CTA of verify128_short, of which two share a multiprocessor, and its shared memory: two stages; the states of rows.
-const SHORT_THREADS: u32 = 256;
-pub const SHORT_SHARED: u32 = 2 * 2 * 64 * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
-/// CTAs of its clusters where lists are many.
-const SHORT_CTAS: usize = 4;
+/// Threads of a CTA of verify128_short, whose shared memory is that of verify128, and its halves, which take stages by themselves.
+const SHORT_THREADS: u32 = 512;
+const HALVES: u32 = 2;
+/// CTAs of its clusters where lists are few, and where they are many.
+const FEW_LISTS_CTAS: usize = 8;
+const MANY_LISTS_CTAS: usize = 2;
 /// Shorter lists are sooner done by larger clusters, whose CTAs join sooner.
 const SHORT_TOKENS: u64 = 8 << 10;
 /// Lists of so many tokens at most are soonest done by a cluster for each, as large as so many can be.
@@ -46,16 +47,16 @@ pub struct Clusters([u32; MOST_CTAS]);
 impl Clusters {
     /// The context is current.
     pub fn of(kernel: &Kernel) -> Clusters {
-        Clusters::sharing(kernel, SHARED, THREADS)
+        Clusters::at_once(kernel, THREADS)
     }
 
     /// Those of verify128_short.
     pub fn of_short(kernel: &Kernel) -> Clusters {
-        Clusters::sharing(kernel, SHORT_SHARED, SHORT_THREADS)
+        Clusters::at_once(kernel, SHORT_THREADS)
     }
 
-    fn sharing(kernel: &Kernel, bytes: u32, threads: u32) -> Clusters {
-        let kernel = kernel.sharing(bytes);
+    fn at_once(kernel: &Kernel, threads: u32) -> Clusters {
+        let kernel = kernel.sharing(SHARED);
         Clusters(std::array::from_fn(|n| kernel.active_clusters(n as u32 + 1, threads)))
     }
 
@@ -133,19 +134,18 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
     }
 }
 
-/// Whether lists are so few that the CTAs of verify128_short, 16 for each, have a multiprocessor each.
+/// Whether lists are so few that CTAs of verify128_short, as many as have work, leave half of the multiprocessors free.
 fn are_few(items: u64, multiprocessors: u32) -> bool {
-    items.saturating_mul(MOST_CTAS as u64) <= multiprocessors.into()
+    items.saturating_mul(2 * FEW_LISTS_CTAS as u64) <= multiprocessors.into()
 }
 
-/// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle, or
-/// crowd others.
+/// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle.
 pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree: bool) -> bool {
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(ROWS).into());
-    let are_many = items.saturating_mul(SHORT_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
+    let are_many =
+        items.saturating_mul(2 * MANY_LISTS_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
     let tokens = match (are_few(items, multiprocessors), is_tree) {
-        (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
-        (true, true) => (4 << 10) + 1..=8 << 10,
+        (true, is_tree) => 0..=if has_lists && !is_tree { 16 << 10 } else { 8 << 10 },
         (false, false) if are_many => 0..=4 << 10,
         _ => return false,
     };
@@ -155,18 +155,18 @@ pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree:
 /// The plan of a call by the kernel `entry` of verify128_short. No CTA of a cluster is without a stage.
 pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Plan {
     let items = work_items(sizes);
-    let most = if are_few(items.into(), multiprocessors) { MOST_CTAS } else { SHORT_CTAS };
-    let stages = sizes.units.div_ceil(u64::from(STAGE_UNITS)).min(MOST_CTAS as u64) as u32;
+    let most = if are_few(items.into(), multiprocessors) { FEW_LISTS_CTAS } else { MANY_LISTS_CTAS };
+    let stages = sizes.units.div_ceil(u64::from(STAGE_UNITS)).min(most as u64) as u32;
     // A CTA that is alone could send itself nothing.
     let ctas = clusters.largest(items, most).min(stages).max(2);
     Plan {
-        params: describe(params, sizes, ctas),
+        params: describe(params, sizes, HALVES * ctas),
         entry,
         ctas: items * ctas,
         threads: SHORT_THREADS,
         cluster: Some(ctas),
         joining: 0,
-        shared: SHORT_SHARED,
+        shared: SHARED,
         is_split_first: false,
         scratch: Scratch::default(),
     }
@@ -211,7 +211,7 @@ mod tests {
             assert!(!pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
         }
         assert_eq!([8 << 10, 9 << 10].map(|tokens| pays(8, tokens, false, false)), [true, false]);
-        assert_eq!([4 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [false, true, false]);
+        assert_eq!([1 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [true, true, false]);
     }
 
     #[test]
