@@ -34,7 +34,7 @@ struct ShortRing {
     __device__ uint32 values_at(uint32 stage) const { return keys_at(stage) + VALUES_OFFSET; }
 };
 
-// Of a half: `s` is its own, and `rank` and `ctas` count halves.
+// What every thread of a half knows: `s` is the half's own, and `rank` and `ctas` count halves.
 struct ShortJob : VerifyJob {
     uint32 half;
 
