@@ -34,6 +34,7 @@ mod quantize;
 mod remainder;
 mod sample;
 mod sample_draws;
+mod sample_ends;
 mod sample_variants;
 mod sampling;
 mod select;
@@ -72,6 +73,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: verify::ON_THE_CPU, on: On::Cpu },
     Family { cases: verify_end::CASES, on: On::Both },
     Family { cases: sample::CASES, on: On::Both },
+    Family { cases: sample_ends::CASES, on: On::Both },
     Family { cases: sample_draws::CASES, on: On::Both },
     Family { cases: sample_draws::VARIANTS, on: On::Cuda },
     Family { cases: sample_variants::CASES, on: On::Cuda },

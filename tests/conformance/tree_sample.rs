@@ -26,6 +26,7 @@ pub const CASES: &[Case] = cases![
     tree_sample_tries_many_siblings,
     tree_sample_refuses_at_several_nodes_of_long_rows,
     tree_sample_tells_what_cannot_be_drawn,
+    tree_sample_never_accepts_what_the_target_excludes,
 ];
 
 fn tree_sample_agrees_with_the_formula(backend: &Backend) {
@@ -528,5 +529,21 @@ fn tree_sample_tells_what_cannot_be_drawn(backend: &Backend) {
         assert_eq!((found.accepted[0], found.accepted[1], found.accepted[2]), (1, 1, 0), "rule {rule}");
         assert_eq!((&found.committed.row([0])[..1], &found.committed.row([1])[..1]), (&[0][..], &[0][..]));
         assert!([0, 1].contains(&found.next_token[2]), "rule {rule}");
+    }
+}
+
+/// Children whose token the target excludes, and whose row of drafts has none of it either, or that token alone; those and others in turn.
+fn tree_sample_never_accepts_what_the_target_excludes(backend: &Backend) {
+    let (none, batch) = (f64::NEG_INFINITY, 8);
+    let drafted = [[0.0, 0.0, none, none], [none, none, 0.0, none], [none, none, 0.0, 0.0], [0.0, none, 0.0, none]];
+    for rule in RULES {
+        let target = Array::from_fn(&[batch, 4, 4], |at| if at[2] < 2 { 0.0 } else { none });
+        let mut scene = Scene::plain(rule, &[-1, 0, 0, 0], target);
+        scene.draft_rows = Some(Array::from_fn(&[batch, 4, 4], |at| drafted[at[0] % 4][at[2]]));
+        scene.tokens = Array::new(&[batch, 4], [9, 2, 3, 2].repeat(batch));
+        let found = scene.run(backend, None);
+        assert_eq!(found.accepted, vec![0; batch], "rule {rule}");
+        assert!(found.next_token.iter().all(|token| [0, 1].contains(token)), "rule {rule}: {:?}", found.next_token);
+        assert!(scene.check(backend, None) > 0, "rule {rule}");
     }
 }
