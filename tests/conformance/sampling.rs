@@ -340,6 +340,31 @@ pub fn logits(rng: &mut Rng, shape: &[usize], dtype: DType) -> Array<f64> {
     Array::from_fn(shape, |_| dtype.round(rng.normal() * spread))
 }
 
+/// Some tokens of a vocabulary, ascending: its ends, both sides of the first segment's end, and any others.
+pub fn few_tokens(rng: &mut Rng, vocabulary: usize) -> Vec<usize> {
+    let mut few: Vec<usize> = (0..12).map(|_| rng.size(0..=vocabulary - 1)).collect();
+    few.extend([0, 4095, 4096, vocabulary - 1].into_iter().filter(|&token| token < vocabulary));
+    few.sort();
+    few.dedup();
+    few
+}
+
+/// Rows of which these columns have all mass, so that hardly a decision is within the margin: the others together have e^−60 of it at
+/// temperatures up to [`WARMEST`].
+pub fn steep(rng: &mut Rng, shape: &[usize], columns: &[usize], are_weights: bool, dtype: DType) -> Array<f64> {
+    let mut rows = Array::filled(shape, if are_weights { 0.0 } else { -200.0 });
+    for row in rows.data.chunks_mut(shape[2]) {
+        for &column in columns {
+            let x = rng.normal();
+            row[column] = dtype.round(if are_weights { x.exp() } else { 2.0 * x });
+        }
+    }
+    rows
+}
+
+/// See [`steep`].
+pub const WARMEST: f64 = 2.5;
+
 pub fn any_settings(rng: &mut Rng, temperature_last: bool) -> Settings {
     Settings {
         temperature: F32.round(rng.pick(&[1.0, 1.0, 0.7, 2.5, 0.0, -1.0, 1e-6, 1e4])),

@@ -5,7 +5,8 @@ mod scene;
 
 use crate::Case;
 use crate::sampling::{
-    self, PLAIN, Settings, Turns, assert_drawn_from, by_threads, distribution, forbid, likeliest, logits, uniform,
+    self, PLAIN, Settings, Turns, WARMEST, assert_drawn_from, by_threads, distribution, few_tokens, forbid, likeliest,
+    logits, steep, uniform,
 };
 use crate::support::trees::*;
 use crate::support::*;
@@ -398,15 +399,22 @@ fn tree_sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
     });
 }
 
-/// Segments are of 4096 tokens, columns of a draft's row among them; walks are of many nodes.
+/// Segments are of 4096 tokens, columns of a draft's row among them; walks are of many nodes. In long rows a few tokens have nearly all mass, and the
+/// formulas are sure of every request.
 fn tree_sample_takes_large_vocabularies_and_trees(backend: &Backend) {
     let (mut sure, mut all) = (0, 0);
     let is_emulated = backend.times(1000) < 1000;
-    let (largest, most) = if is_emulated { (1 << 15, 64) } else { (1 << 20, 1024) };
+    let most = if is_emulated { 64 } else { 1024 };
+    let mut long = vec![(2, 8, 4097), (1, 5, 12_001), (1, 3, 151_936)];
+    long.extend((!is_emulated).then_some((1, 3, 1 << 20)));
     rounds(1, |rng| {
         for rule in RULES {
-            for (batch, nodes, vocabulary) in [(2, 8, 4097), (1, 5, 12_001), (1, 3, largest), (1, most, 5), (2, 64, 40)]
-            {
+            for &(batch, nodes, vocabulary) in &long {
+                let scene = random_steep(rng, rule, batch, nodes, vocabulary);
+                let sure = scene.check(backend, None);
+                assert_eq!(sure, batch, "requests of which the formulas are sure, {vocabulary} tokens, rule {rule}");
+            }
+            for (batch, nodes, vocabulary) in [(1, most, 5), (2, 64, 40)] {
                 let mut scene = random(rng, batch, nodes, vocabulary);
                 scene.rule = rule;
                 scene.draft(rng);
@@ -425,6 +433,21 @@ fn tree_sample_takes_large_vocabularies_and_trees(backend: &Backend) {
         }
     });
     assert!(sure * 2 >= all, "the formulas are sure of {sure} of {all} requests");
+}
+
+/// Anything at random, but for rows in which a few tokens have nearly all mass, and those are drafted.
+fn random_steep(rng: &mut Rng, rule: u32, batch: usize, nodes: usize, vocabulary: usize) -> Scene {
+    let few = few_tokens(rng, vocabulary);
+    let mut scene = Scene { rule, ends: None, ..random(rng, batch, nodes, 9) };
+    let [of_target, of_draft] =
+        [VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_DRAFT_PROBABILITIES].map(|flag| scene.flags & flag != 0);
+    scene.target = steep(rng, &[batch, nodes, vocabulary], &few, of_target, scene.dtype);
+    scene.settings.iter_mut().for_each(|s| s.temperature = s.temperature.min(WARMEST));
+    scene.tokens = scene.tokens.map(|&x| few.get(x as usize).map_or(x, |&token| token as i64));
+    scene.map = None;
+    scene.draft_rows = scene.draft_rows.map(|_| steep(rng, &[batch, nodes, vocabulary], &few, of_draft, F32));
+    scene.draft(rng);
+    scene
 }
 
 /// A root with many children, most of which are refused: duplicates, tokens that are none, and ones that were certain.
