@@ -315,35 +315,51 @@ fn pack_of_a_large_batch_replays_a_graph(backend: &Backend) {
     });
 }
 
-/// Seeds, positions, drafts and settings of each replay; the CPU tells what is committed. With top-p; without filters by one launch of clusters, of
-/// warps that stream, and of neither; and drafts that are tried against rows of theirs, with top-p and without.
+/// What a graph's call is, and the variant that is forced to run it.
+#[derive(Clone, Copy, Debug)]
+struct Replayed {
+    variant: Option<&'static str>,
+    rule: u32,
+    filters: bool,
+    logprobs: bool,
+    tokens: usize,
+}
+
+/// Seeds, positions, drafts, settings and ends of each replay; the CPU tells every output. By each variant, without filters and with them, and
+/// where the variant has others for log-probabilities and rejection, these too. Rows of 4104 numbers begin on 16 bytes, those of 500 do not.
 fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
-    let replays = [
-        (None, VWD_ACCEPT_AUTO, true, 500),
-        (Some("sample=cluster"), VWD_ACCEPT_COUPLED, false, 4104),
-        (Some("sample=streamed"), VWD_ACCEPT_COUPLED, false, 4104),
-        (Some("sample=loaded"), VWD_ACCEPT_COUPLED, false, 4104),
-        (None, VWD_ACCEPT_REJECTION, false, 500),
-        (None, VWD_ACCEPT_REJECTION, true, 4104),
-    ];
-    for (variant, rule, filters, tokens) in replays {
-        let forced = variant.map(|variant| backend.forcing(variant, 90..=u32::MAX));
-        match &forced {
-            Some(None) => continue,
-            Some(Some(forced)) => replay_with_changing_seeds(forced, rule, filters, tokens),
-            None => replay_with_changing_seeds(backend, rule, filters, tokens),
+    let (coupled, rejection) = (VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION);
+    let of = |(variant, rule, filters, logprobs, tokens)| Replayed { variant, rule, filters, logprobs, tokens };
+    let by_variant = [("sample=cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
+    for (variant, least) in by_variant {
+        let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
+        let mut calls = vec![(coupled, false, false), (coupled, true, false)];
+        // Which clusters do not take.
+        if variant != "sample=cluster" {
+            calls.extend([(coupled, true, true), (rejection, false, true), (rejection, true, false)]);
         }
-        if let (Some(Some(forced)), Some(variant)) = (&forced, variant) {
-            forced.assert_ran(variant);
+        for (rule, filters, logprobs) in calls {
+            replay_with_changing_seeds(&forced, of((Some(variant), rule, filters, logprobs, 4104)));
         }
+        forced.assert_ran(variant);
+    }
+    for (rule, filters, logprobs, tokens) in
+        [(VWD_ACCEPT_AUTO, true, true, 500), (rejection, false, false, 500), (rejection, true, true, 4104)]
+    {
+        replay_with_changing_seeds(backend, of((None, rule, filters, logprobs, tokens)));
     }
 }
 
-fn replay_with_changing_seeds(backend: &Backend, rule: u32, filters: bool, tokens: usize) {
+fn replay_with_changing_seeds(backend: &Backend, replayed: Replayed) {
+    let Replayed { rule, filters, logprobs: wants_logprobs, tokens, .. } = replayed;
+    let by = replayed.variant.unwrap_or("sample=any");
     let (batch, gamma, plain) = (3, 2, Layout::default());
     let cpu = Backend::cpu(1);
+    // An emulated device takes half of what it does elsewhere.
+    let replays = if backend.times(1000) < 1000 { backend.times(1000) / 2 } else { 1000 };
     rounds(1, |rng| {
-        let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
+        let mut logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
+        logits[[0, 1, 7]] = f64::NAN;
         // Rows of drafts are like those of target, so that some drafts are accepted.
         let noise = rng.normals(&[batch, gamma, tokens]);
         let drafted =
@@ -351,40 +367,72 @@ fn replay_with_changing_seeds(backend: &Backend, rule: u32, filters: bool, token
         let scene = |backend| {
             let has_rows = rule == VWD_ACCEPT_REJECTION;
             let draft_rows = has_rows.then(|| Tensor::floats(backend, F32, &drafted, &plain));
-            Sampling { rule, filters, draft_rows, ..Sampling::new(backend, &logits, &plain) }
+            Sampling { rule, filters, draft_rows, wants_logprobs, ..Sampling::new(backend, &logits, &plain) }
         };
         let (here, there) = (scene(backend), scene(&cpu));
         // A stream's first call makes its scratch, which it cannot do while it captures.
         here.enqueue(backend);
         backend.finish(VWD_OK);
         let graph = Graph::capture(backend.stream().cast(), || here.enqueue(backend));
-        let mut accepted = 0;
-        for replay in 0..backend.times(if tokens > 1000 { 300 } else { 1000 }) {
+        let (mut accepted, mut finishes) = (0, [0; 3]);
+        for replay in 0..replays {
             let ints = |rng: &mut Rng, shape: &[usize], most: i64| Array::from_fn(shape, |_| rng.int(0..=most));
+            // What a greedy request takes, or what is likely.
             let likely = |rng: &mut Rng, i: usize, r: usize| {
                 let row = logits.row([i, r]);
-                let tokens = (0..20).map(|_| rng.size(0..=tokens - 1));
-                tokens.max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("some") as i64
+                let few = if rng.one_in(2) { tokens } else { 20 };
+                let tokens = (0..few).map(|token| if few == tokens { token } else { rng.size(0..=tokens - 1) });
+                tokens.filter(|&token| !row[token].is_nan()).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("some")
+                    as i64
             };
             let draft = Array::from_fn(&[batch, gamma], |at| likely(rng, at[0], at[1]));
+            let stop = Array::from_fn(&[batch, 2], |at| if rng.one_in(3) { draft[[at[0], at[1]]] } else { -1 });
+            let most = gamma as i64 + 2;
+            let [lens, remaining, least] = [(); 3].map(|()| Array::from_fn(&[batch], |_| rng.int(0..=most)));
             let (seeds, positions) = (ints(rng, &[batch], i64::MAX), ints(rng, &[batch], 1 << 40));
-            let temperature = Array::from_fn(&[batch], |_| F32.round(rng.pick(&[0.0, 0.7, 1.0])));
-            let top_p = Array::from_fn(&[batch], |_| F32.round(rng.pick(&[1.0, 0.9])));
+            let floats = |rng: &mut Rng, of: &[f64]| Array::from_fn(&[batch], |_| F32.round(rng.pick(of)));
+            let temperature = floats(rng, &[0.0, 0.7, 1.0]);
+            let (top_p, min_p) = (floats(rng, &[1.0, 0.9]), floats(rng, &[0.0, 0.05]));
+            let top_k = Array::from_fn(&[batch], |_| rng.pick(&[0, 5, 40]));
             for scene in [&here, &there] {
-                scene.draft.refill_ints(&draft);
-                scene.seeds.refill_ints(&seeds);
-                scene.positions.refill_ints(&positions);
+                for (tensor, contents) in [
+                    (&scene.draft, &draft),
+                    (&scene.draft_lens, &lens),
+                    (&scene.top_k, &top_k),
+                    (&scene.seeds, &seeds),
+                    (&scene.positions, &positions),
+                    (&scene.stop, &stop),
+                    (&scene.remaining, &remaining),
+                    (&scene.min_remaining, &least),
+                ] {
+                    tensor.refill_ints(contents);
+                }
                 scene.temperature.refill_floats(&temperature);
                 scene.top_p.refill_floats(&top_p);
+                scene.min_p.refill_floats(&min_p);
             }
-            here.committed.repoison();
+            here.outputs().iter().for_each(|(_, output)| output.repoison());
+            here.logprobs.repoison();
             graph.replay();
             there.enqueue(&cpu);
-            let committed = here.committed.read_ints();
-            assert_eq!(committed, there.committed.read_ints(), "rule {rule}, filters {filters}, replay {replay}");
-            accepted += (0..batch).filter(|&i| committed[[i, 1]] >= 0).count();
+            let what = format!("replay {replay} by {by}: {replayed:?}");
+            for ((name, found), (_, expected)) in here.outputs().into_iter().zip(there.outputs()) {
+                assert_eq!(found.read_ints(), expected.read_ints(), "{name}, {what}");
+            }
+            if wants_logprobs {
+                for (found, expected) in here.logprobs.read_floats().data.iter().zip(there.logprobs.read_floats().data)
+                {
+                    // The bound of the contract.
+                    assert!((found - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{found} {expected}, {what}");
+                }
+            }
+            accepted += here.accepted.read_ints().data.iter().sum::<i64>();
+            here.finish.read_ints().data.iter().for_each(|&finish| finishes[finish as usize] += 1);
         }
-        assert!(rule != VWD_ACCEPT_REJECTION || accepted > 0, "no draft is accepted");
+        if replays == 1000 || rule == VWD_ACCEPT_REJECTION {
+            assert!(accepted > 0, "no draft is accepted, {replayed:?}");
+        }
+        assert!(replays < 1000 || finishes.iter().all(|&n| n > 0), "{finishes:?} requests ended as VWD_FINISH_* say");
     });
 }
 
@@ -431,52 +479,99 @@ fn sample_ends_though_its_contents_change(backend: &Backend) {
 struct Sampling<'b> {
     rule: u32,
     filters: bool,
+    wants_logprobs: bool,
     draft: Tensor<'b>,
+    draft_lens: Tensor<'b>,
     draft_rows: Option<Tensor<'b>>,
     target: Tensor<'b>,
     temperature: Tensor<'b>,
+    top_k: Tensor<'b>,
     top_p: Tensor<'b>,
-    remaining: Tensor<'b>,
+    min_p: Tensor<'b>,
     seeds: Tensor<'b>,
     positions: Tensor<'b>,
+    stop: Tensor<'b>,
+    remaining: Tensor<'b>,
+    min_remaining: Tensor<'b>,
     next_token: Tensor<'b>,
+    accepted: Tensor<'b>,
     committed: Tensor<'b>,
+    committed_len: Tensor<'b>,
+    finish: Tensor<'b>,
+    status: Tensor<'b>,
+    logprobs: Tensor<'b>,
 }
 
 impl<'b> Sampling<'b> {
     fn new(backend: &'b Backend, logits: &Array<f64>, layout: &Layout) -> Sampling<'b> {
         let [batch, rows, _] = logits.shape[..] else { panic!("[B, γ+1, V]") };
         let ints = |shape: &[usize]| Tensor::ints(backend, I64, &Array::filled(shape, 0), layout);
-        let floats = || Tensor::floats(backend, F32, &Array::filled(&[batch], 1.0), layout);
+        let counts = |of: usize| Tensor::ints(backend, I32, &Array::filled(&[batch], of as i64), layout);
+        let floats = |of: f64| Tensor::floats(backend, F32, &Array::filled(&[batch], of), layout);
+        let poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, layout);
         Sampling {
             rule: VWD_ACCEPT_AUTO,
             filters: true,
+            wants_logprobs: false,
             draft: ints(&[batch, rows - 1]),
+            draft_lens: counts(rows - 1),
             draft_rows: None,
             target: Tensor::floats(backend, BF16, logits, layout),
-            temperature: floats(),
-            top_p: floats(),
-            remaining: Tensor::ints(backend, I32, &Array::filled(&[batch], rows as i64), layout),
+            temperature: floats(1.0),
+            top_k: counts(0),
+            top_p: floats(1.0),
+            min_p: floats(0.0),
             seeds: ints(&[batch]),
             positions: ints(&[batch]),
-            next_token: Tensor::poisoned(backend, I64, &[batch], layout),
-            committed: Tensor::poisoned(backend, I64, &[batch, rows], layout),
+            stop: Tensor::ints(backend, I64, &Array::filled(&[batch, 2], -1), layout),
+            remaining: counts(rows),
+            min_remaining: counts(0),
+            next_token: poisoned(I64, &[batch]),
+            accepted: poisoned(I32, &[batch]),
+            committed: poisoned(I64, &[batch, rows]),
+            committed_len: poisoned(I32, &[batch]),
+            finish: poisoned(U8, &[batch]),
+            status: poisoned(I32, &[batch]),
+            logprobs: poisoned(F32, &[batch, rows]),
         }
     }
 
+    /// All but log-probabilities.
+    fn outputs(&self) -> [(&'static str, &Tensor<'b>); 6] {
+        [
+            ("next_token", &self.next_token),
+            ("accepted", &self.accepted),
+            ("committed", &self.committed),
+            ("committed_len", &self.committed_len),
+            ("finish", &self.finish),
+            ("status", &self.status),
+        ]
+    }
+
     fn enqueue(&self, backend: &Backend) {
+        let given = |tensor: &Tensor, is: bool| if is { tensor.c() } else { absent() };
         let args = vwd_verify_sample_args {
             rule: self.rule,
             draft: self.draft.c(),
+            draft_lens: self.draft_lens.c(),
             draft_rows: self.draft_rows.as_ref().map_or(absent(), Tensor::c),
             target: self.target.c(),
             temperature: self.temperature.c(),
-            top_p: if self.filters { self.top_p.c() } else { args::<vwd_verify_sample_args>().top_p },
-            remaining: self.remaining.c(),
+            top_k: given(&self.top_k, self.filters),
+            top_p: given(&self.top_p, self.filters),
+            min_p: given(&self.min_p, self.filters),
             seeds: self.seeds.c(),
             positions: self.positions.c(),
+            stop: self.stop.c(),
+            remaining: self.remaining.c(),
+            min_remaining: self.min_remaining.c(),
             next_token: self.next_token.c(),
+            accepted: self.accepted.c(),
             committed: self.committed.c(),
+            committed_len: self.committed_len.c(),
+            finish: self.finish.c(),
+            status: self.status.c(),
+            logprobs: given(&self.logprobs, self.wants_logprobs),
             ..args()
         };
         // SAFETY: the tensors outlive the call, and the graph.
