@@ -2,7 +2,9 @@
 
 use crate::Case;
 use crate::sampling::{self, Outcome, PLAIN, Settings, Unsure, Walk};
-use crate::sampling::{WARMEST, any_settings, distribution, few_tokens, logits, steep, uniform};
+use crate::sampling::{
+    WARMEST, any_draft_rows, any_map, any_settings, distribution, few_tokens, logits, steep, uniform,
+};
 use crate::support::*;
 use vanward::abi::*;
 use vanward::capi::*;
@@ -34,8 +36,9 @@ pub struct Scene {
     pub wants_logprobs: bool,
     /// Row 0 of each request in [N, V], whose rows are those of target one after the other.
     pub begin: Option<Vec<i64>>,
-    /// [B, γ, Vd]
+    /// [B, γ, Vd], of numbers of draft_dtype
     pub draft_rows: Option<Array<f64>>,
+    pub draft_dtype: DType,
     pub map: Option<Vec<i64>>,
     pub settings: Vec<Settings>,
     pub seeds: Vec<i64>,
@@ -87,6 +90,7 @@ impl Scene {
             wants_logprobs: true,
             begin: None,
             draft_rows: None,
+            draft_dtype: F32,
             map: None,
             settings: vec![PLAIN; batch],
             seeds: (0..batch as i64).map(|i| i * 77 + 5).collect(),
@@ -124,14 +128,20 @@ impl Scene {
             }
             None => Tensor::floats(backend, self.dtype, &self.target, &target_layout.unwrap_or_else(|| layout(3))),
         };
-        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, F32, rows, &layout(3)));
+        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, self.draft_dtype, rows, &layout(3)));
         let mut ints = |values: &Option<Vec<i64>>, dtype| {
             values.as_ref().map(|values| Tensor::ints(backend, dtype, &column(values), &layout(1)))
         };
-        let (lens, map, begin) = (ints(&self.lens, I32), ints(&self.map, I32), ints(&self.begin, I64));
+        let is_narrow = |&row: &i64| i32::try_from(row).is_ok();
+        let begin = self.begin.as_ref().is_some_and(|begin| batch % 2 == 1 && begin.iter().all(is_narrow));
+        let begin = ints(&self.begin, if begin { I32 } else { I64 });
+        let (lens, map) = (ints(&self.lens, I32), ints(&self.map, I32));
         let (remaining, least, ignored) =
             (ints(&self.remaining, I32), ints(&self.min_remaining, I32), ints(&self.ignore_stop, U8));
-        let (seeds, positions) = (ints(&Some(self.seeds.clone()), I64), ints(&Some(self.positions.clone()), token));
+        // Seeds and status may be unsigned or not.
+        let (of_seeds, of_status) = if batch % 4 < 2 { (U64, I32) } else { (I64, U32) };
+        let seeds = ints(&Some(self.seeds.clone()), of_seeds);
+        let positions = ints(&Some(self.positions.clone()), token);
         // Filters that are off for all requests are not given.
         let has = |differs: fn(&Settings) -> bool| self.settings.iter().any(differs);
         let top_k = has(|s| s.top_k != 0).then(|| self.settings.iter().map(|s| s.top_k).collect());
@@ -146,7 +156,8 @@ impl Scene {
         let stop = self.stop.as_ref().map(|stop| Tensor::ints(backend, token, stop, &layout(2)));
         let mut poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &layout(shape.len()));
         let next_token = poisoned(token, &[batch]);
-        let [accepted, committed_len, status] = [(); 3].map(|()| poisoned(I32, &[batch]));
+        let [accepted, committed_len] = [(); 2].map(|()| poisoned(I32, &[batch]));
+        let status = poisoned(of_status, &[batch]);
         let (finish, committed) = (poisoned(U8, &[batch]), poisoned(token, &[batch, gamma + 1]));
         let logprobs = poisoned(F32, &[batch, gamma + 1]);
         let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
@@ -297,12 +308,11 @@ pub fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene
         settings.iter_mut().for_each(|s| *s = Settings { temperature: s.temperature, temperature_last, ..PLAIN });
     }
     let columns = if rng.one_in(2) { tokens } else { rng.size(1..=tokens) };
-    let map = (has_rows && rng.one_in(2)).then(|| rng.subset(tokens, columns).iter().map(|&j| j as i64).collect());
+    let map = (has_rows && rng.one_in(2)).then(|| any_map(rng, tokens, columns));
     let is_weights = [rng.one_in(4), rng.one_in(3)];
-    let weigh = |values: Array<f64>, dtype: DType| values.map(|&x| dtype.round((x / 2.0).exp()));
-    let target = if is_weights[0] { weigh(target, dtype) } else { target };
-    let draft_rows = has_rows.then(|| logits(rng, &[batch, gamma, columns], F32));
-    let draft_rows = draft_rows.map(|rows| if is_weights[1] { weigh(rows, F32) } else { rows });
+    let target = if is_weights[0] { target.map(|&x| dtype.round((x / 2.0).exp())) } else { target };
+    let (draft_dtype, draft_rows) = any_draft_rows(rng, &[batch, gamma, columns], is_weights[1]);
+    let draft_rows = has_rows.then_some(draft_rows);
     let mut optional =
         |of: &mut dyn FnMut(&mut Rng) -> i64| rng.one_in(2).then(|| (0..batch).map(|_| of(rng)).collect::<Vec<i64>>());
     let lens = optional(&mut |rng| rng.int(-1..=gamma as i64 + 1));
@@ -324,6 +334,7 @@ pub fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene
         wants_logprobs: true,
         begin: None,
         draft_rows,
+        draft_dtype,
         map,
         settings,
         seeds,
@@ -339,8 +350,14 @@ pub fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene
                 .ok()
                 .flatten()
                 .expect("there is something");
-            // Now and then what this position's number draws, or no token.
+            // Now and then what this position's number draws, what the draft's row prefers, or no token.
+            let preferred = scene.draft_rows.as_ref().map(|rows| {
+                let row = rows.row([i, r]);
+                let column = (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("some");
+                scene.map.as_ref().map_or(column as i64, |map| map[column])
+            });
             scene.draft[[i, r]] = match rng.size(0..=9) {
+                7.. if preferred.is_some() => preferred.expect("it is"),
                 0 => rng.pick(&[-1, tokens as i64, i32::MAX as i64]),
                 1..4 => sampling::draw(&p, uniform(scene.seeds[i], scene.positions[i] + r as i64, 1, 0))
                     .map_or(0, |j| j as i64),
@@ -348,6 +365,30 @@ pub fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene
             };
         }
     }
+    scene
+}
+
+/// The same rows in one run, in which the requests have them in any order, as many as they draft tokens. Rows of no request hold NaN. Now and
+/// then a request would have rows that the run does not have.
+pub fn ragged(rng: &mut Rng, mut scene: Scene) -> Scene {
+    let (batch, gamma, tokens) = (scene.batch(), scene.gamma(), scene.tokens());
+    let mut order: Vec<usize> = (0..batch).collect();
+    rng.shuffle(&mut order);
+    let mut rows = Array::filled(&[batch, gamma + 1, tokens], f64::NAN);
+    let (mut begin, mut next) = (vec![0; batch], 0);
+    for i in order {
+        let given = scene.lens.as_ref().map_or(gamma, |lens| lens[i].clamp(0, gamma as i64) as usize);
+        begin[i] = next as i64;
+        for r in 0..=given {
+            rows.data[next * tokens..][..tokens].copy_from_slice(scene.target.row([i, r]));
+            next += 1;
+        }
+        if rng.one_in(9) {
+            let past = (batch * (gamma + 1)) as i64;
+            begin[i] = rng.pick(&[-1, past - 1, past, i32::MIN as i64, i64::MIN, i64::MAX - 1]);
+        }
+    }
+    (scene.target, scene.begin) = (rows, Some(begin));
     scene
 }
 
@@ -383,7 +424,10 @@ fn sample_agrees_with_the_formula(backend: &Backend) {
     rounds(80, |rng| {
         let (batch, gamma) = (rng.size(0..=6), rng.pick(&[0, 1, 2, 3, 5, 8, 64]));
         let tokens = rng.pick(&[1, 2, 7, 8, 50, 129]);
-        let scene = random(rng, batch, gamma, tokens);
+        let mut scene = random(rng, batch, gamma, tokens);
+        if rng.one_in(3) {
+            scene = ragged(rng, scene);
+        }
         sure += scene.check(backend, Some(rng));
         all += batch;
     });
@@ -428,7 +472,7 @@ fn random_steep(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Sce
         let columns = map.as_ref().map_or(tokens, Vec::len);
         let place = |token: &usize| map.as_ref().map_or(Ok(*token), |map| map.binary_search(token));
         let likely: Vec<usize> = few.iter().map(|token| place(token).expect("a column")).collect();
-        scene.draft_rows = Some(steep(rng, &[batch, gamma, columns], &likely, of_draft, F32));
+        scene.draft_rows = Some(steep(rng, &[batch, gamma, columns], &likely, of_draft, scene.draft_dtype));
         scene.map = map.map(|map| map.iter().map(|&token| token as i64).collect());
     }
     scene
@@ -528,6 +572,7 @@ fn sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
         let (batch, gamma) = (rng.size(1..=4), rng.pick(&[0, 1, 4]));
         let tokens = rng.pick(&[3, 200, 4100, 9000]);
         let scene = random(rng, batch, gamma, tokens);
+        let scene = if rng.one_in(3) { ragged(rng, scene) } else { scene };
         scene.run(backend, None).assert_same(scene.run(&cpu, None));
     });
 }

@@ -99,7 +99,7 @@ fn aligned(rng: &mut Rng) -> Scene {
 fn random_in_whole_words(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
     loop {
         let scene = random(rng, batch, gamma, tokens);
-        if scene.draft_rows.as_ref().is_none_or(|rows| rows.shape[2].is_multiple_of(4)) {
+        if scene.draft_rows.as_ref().is_none_or(|rows| (rows.shape[2] * scene.draft_dtype.bytes()).is_multiple_of(16)) {
             break scene;
         }
     }

@@ -365,6 +365,38 @@ pub fn steep(rng: &mut Rng, shape: &[usize], columns: &[usize], are_weights: boo
 /// See [`steep`].
 pub const WARMEST: f64 = 2.5;
 
+/// Rows of drafts of any dtype, logits or weights of these, a third of them with numbers that no row should have: NaN, infinite ones, negative
+/// weights, and rows of which nothing can be drawn.
+pub fn any_draft_rows(rng: &mut Rng, shape: &[usize], are_weights: bool) -> (DType, Array<f64>) {
+    let dtype = rng.pick(&[F32, F16, BF16]);
+    let mut rows = logits(rng, shape, dtype);
+    if are_weights {
+        rows = rows.map(|&x| dtype.round((x / 2.0).exp()));
+    }
+    if rng.one_in(3) {
+        let strange = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 0.0];
+        rows.data.iter_mut().for_each(|x| *x = if rng.one_in(9) { rng.pick(&strange) } else { *x });
+        let width = shape[shape.len() - 1];
+        rows.data.chunks_mut(width).for_each(|row| {
+            if rng.one_in(9) {
+                row.fill(rng.pick(&[f64::NAN, f64::NEG_INFINITY]));
+            }
+        });
+    }
+    (dtype, rows)
+}
+
+/// The target's tokens for so many columns, ascending; now and then some are no tokens, at either end.
+pub fn any_map(rng: &mut Rng, vocabulary: usize, columns: usize) -> Vec<i64> {
+    let mut map: Vec<i64> = rng.subset(vocabulary, columns).iter().map(|&token| token as i64).collect();
+    if rng.one_in(3) {
+        let [below, above] = [(); 2].map(|()| rng.size(0..=columns.min(2)));
+        (0..below).for_each(|n| map[n] = [i32::MIN as i64, -1][n]);
+        (0..above.min(columns - below)).for_each(|n| map[columns - 1 - n] = [i32::MAX as i64, vocabulary as i64][n]);
+    }
+    map
+}
+
 pub fn any_settings(rng: &mut Rng, temperature_last: bool) -> Settings {
     Settings {
         temperature: F32.round(rng.pick(&[1.0, 1.0, 0.7, 2.5, 0.0, -1.0, 1e-6, 1e4])),

@@ -388,7 +388,8 @@ fn tree_sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
         // Draft rows much like the target's have small residuals, where a bit matters.
         let columns = scene.draft_rows.as_ref().map_or(0, |rows| rows.shape[2]);
         if scene.flags == 0 && columns == vocabulary && scene.map.is_none() && rng.one_in(2) {
-            let near = scene.target.data.iter().map(|x| F32.round(x + 0.1 * rng.normal())).collect();
+            let dtype = scene.draft_dtype;
+            let near = scene.target.data.iter().map(|x| dtype.round(x + 0.1 * rng.normal())).collect();
             scene.draft_rows = Some(Array::new(&scene.target.shape, near));
             scene.draft(rng);
         }
@@ -445,7 +446,8 @@ fn random_steep(rng: &mut Rng, rule: u32, batch: usize, nodes: usize, vocabulary
     scene.settings.iter_mut().for_each(|s| s.temperature = s.temperature.min(WARMEST));
     scene.tokens = scene.tokens.map(|&x| few.get(x as usize).map_or(x, |&token| token as i64));
     scene.map = None;
-    scene.draft_rows = scene.draft_rows.map(|_| steep(rng, &[batch, nodes, vocabulary], &few, of_draft, F32));
+    scene.draft_rows =
+        scene.draft_rows.map(|_| steep(rng, &[batch, nodes, vocabulary], &few, of_draft, scene.draft_dtype));
     scene.draft(rng);
     scene
 }

@@ -26,6 +26,7 @@ pub const I32: DType = DType { code: 0, bits: 32 };
 pub const I64: DType = DType { code: 0, bits: 64 };
 pub const U8: DType = DType { code: 1, bits: 8 };
 pub const U32: DType = DType { code: 1, bits: 32 };
+pub const U64: DType = DType { code: 1, bits: 64 };
 pub const BOOL: DType = DType { code: 6, bits: 8 };
 pub const F8E4M3: DType = DType { code: 10, bits: 8 };
 pub const F8E5M2: DType = DType { code: 12, bits: 8 };
@@ -106,6 +107,7 @@ impl DType {
         match self {
             I32 => i32::from_le_bytes(bytes.try_into().unwrap()) as i64,
             I64 => i64::from_le_bytes(bytes.try_into().unwrap()),
+            U32 => u32::from_le_bytes(bytes.try_into().unwrap()) as i64,
             _ => bytes[0] as i64,
         }
     }

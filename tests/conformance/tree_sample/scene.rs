@@ -2,8 +2,8 @@
 
 use super::ends::Ends;
 use crate::sampling::{
-    self, PLAIN, Settings, Turns, Unsure, any_settings, clean, distribution, drafted, forbid, likeliest, logits,
-    uniform,
+    self, PLAIN, Settings, Turns, Unsure, any_draft_rows, any_map, any_settings, clean, distribution, drafted, forbid,
+    likeliest, logits, uniform,
 };
 use crate::support::trees::*;
 use crate::support::*;
@@ -26,8 +26,9 @@ pub struct Scene {
     pub places: usize,
     /// [B, N, V], of numbers of the dtype.
     pub target: Array<f64>,
-    /// [B, N, Vd]
+    /// [B, N, Vd], of numbers of draft_dtype.
     pub draft_rows: Option<Array<f64>>,
+    pub draft_dtype: DType,
     pub map: Option<Vec<i64>>,
     pub settings: Vec<Settings>,
     pub seeds: Vec<i64>,
@@ -82,6 +83,7 @@ impl Scene {
             places: nodes,
             target,
             draft_rows: None,
+            draft_dtype: F32,
             map: None,
             settings: vec![PLAIN; batch],
             seeds: (0..batch as i64).collect(),
@@ -100,12 +102,13 @@ impl Scene {
             Tensor::ints(backend, I32, &self.parents, &layout(2)),
         );
         let target = Tensor::floats(backend, self.dtype, &self.target, &layout(3));
-        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, F32, rows, &layout(3)));
+        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, self.draft_dtype, rows, &layout(3)));
         let mut ints = |values: Option<Vec<i64>>, dtype| {
             values.map(|values| Tensor::ints(backend, dtype, &Array::new(&[values.len()], values), &layout(1)))
         };
         let (counts, map) = (ints(self.counts.clone(), I32), ints(self.map.clone(), I32));
-        let (seeds, positions) = (ints(Some(self.seeds.clone()), I64), ints(Some(self.positions.clone()), token));
+        let of_seeds = if batch % 4 < 2 { U64 } else { I64 };
+        let (seeds, positions) = (ints(Some(self.seeds.clone()), of_seeds), ints(Some(self.positions.clone()), token));
         let top_k = ints(Some(self.settings.iter().map(|s| s.top_k).collect()), I32);
         let mut floats = |of: fn(&Settings) -> f64| {
             let values = Array::new(&[batch], self.settings.iter().map(of).collect());
@@ -286,7 +289,7 @@ impl Scene {
         let rows = self.draft_rows.as_ref().map(|rows| {
             let columns = rows.shape[2];
             let values = Array::from_fn(&[batch, nodes - 1, columns], |at| rows[[at[0], at[1], at[2]]]);
-            Tensor::floats(backend, F32, &values, &plain)
+            Tensor::floats(backend, self.draft_dtype, &values, &plain)
         });
         let map = self.map.as_ref().map(|map| place(I32, map));
         let (seeds, positions) = (place(I64, &self.seeds), place(I64, &self.positions));
@@ -424,13 +427,9 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
     let temperature_last = rng.one_in(4);
     let columns = if rng.one_in(2) { vocabulary } else { rng.size(1..=vocabulary) };
     let has_rows = rng.one_in(2);
-    let map = (has_rows && rng.one_in(2)).then(|| rng.subset(vocabulary, columns).iter().map(|&j| j as i64).collect());
+    let map = (has_rows && rng.one_in(2)).then(|| any_map(rng, vocabulary, columns));
     let rule = rng.pick(&[RULES[0], RULES[1], RULES[2], VWD_WALK_GREEDY]);
     let is_weights = [rng.one_in(4), rng.one_in(3)].map(|is| is && rule != VWD_WALK_GREEDY);
-    let weigh = |values: Array<f64>, dtype: DType, is: bool| match is {
-        true => values.map(|&x| dtype.round((x / 2.0).exp())),
-        false => values,
-    };
     let parents = (0..batch).flat_map(|_| {
         let mut parents = random_parents(rng, nodes);
         if rng.one_in(3) {
@@ -439,8 +438,9 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
         parents
     });
     let parents = Array::new(&[batch, nodes], parents.collect());
-    let draft_rows = has_rows.then(|| logits(rng, &[batch, nodes, columns], F32));
+    let (draft_dtype, draft_rows) = any_draft_rows(rng, &[batch, nodes, columns], is_weights[1]);
     let target = logits(rng, &[batch, nodes, vocabulary], dtype);
+    let target = if is_weights[0] { target.map(|&x| dtype.round((x / 2.0).exp())) } else { target };
     let mut scene = Scene {
         rule,
         flags: is_weights[0] as u32 * VWD_SAMPLE_TARGET_PROBABILITIES
@@ -450,8 +450,9 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
         parents,
         counts: rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-1..=nodes as i64 + 2)).collect()),
         places: if rng.one_in(3) { rng.size(1..=nodes) } else { nodes },
-        target: weigh(target, dtype, is_weights[0]),
-        draft_rows: draft_rows.map(|rows| weigh(rows, F32, is_weights[1])),
+        target,
+        draft_rows: has_rows.then_some(draft_rows),
+        draft_dtype,
         map,
         settings: (0..batch).map(|_| any_settings(rng, temperature_last)).collect(),
         seeds: (0..batch).map(|_| rng.int(i64::MIN..=i64::MAX)).collect(),
