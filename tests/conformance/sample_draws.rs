@@ -9,11 +9,12 @@ use vanward::abi::*;
 pub const CASES: &[Case] = cases![
     sample_draws_each_token_as_often_as_it_is_likely,
     sample_draws_each_token_as_often_without_log_probabilities,
+    sample_draws_each_token_as_often_as_its_rounded_logit_says,
     sample_draws_positions_independently,
 ];
 pub const VARIANTS: &[Case] = cases![sample_by_each_variant_draws_each_token_as_often_as_it_is_likely];
 
-/// How often each distribution is drawn from: VANWARD_DRAWS times where that is given.
+/// How often each distribution is drawn from: VANWARD_DRAWS times where that is given, as `make draws` does.
 fn draws(backend: &Backend, usually: usize, emulated: usize) -> usize {
     let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
     given.unwrap_or(if is_emulated(backend) { emulated } else { usually })
@@ -112,7 +113,7 @@ fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
 
 fn sample_draws_each_token_as_often_without_log_probabilities(backend: &Backend) {
     let draws = draws(backend, 10_000, 100);
-    rounds(1, |rng| draws_as_likely(backend, rng, draws, &FILTERS));
+    rounds(1, |rng| draws_as_likely(backend, rng, draws));
 }
 
 /// Filters or none of them: the kernels of each variant.
@@ -124,7 +125,7 @@ fn sample_by_each_variant_draws_each_token_as_often_as_it_is_likely(backend: &Ba
         let Some(forced) = backend.forcing(variant, capabilities) else { continue };
         rounds(1, |rng| match variant {
             "sample=cluster" => FILTERS.iter().for_each(|&filter| plain_draws_as_likely(&forced, rng, draws, filter)),
-            _ => draws_as_likely(&forced, rng, draws, &FILTERS[1..4]),
+            _ => draws_as_likely(&forced, rng, draws),
         });
         forced.assert_ran(variant);
     }
@@ -153,14 +154,40 @@ fn plain_draws_as_likely(backend: &Backend, rng: &mut Rng, draws: usize, setting
 }
 
 /// Under each of the filters: one row, and a draft token by each rule, with its row and without.
-fn draws_as_likely(backend: &Backend, rng: &mut Rng, draws: usize, filters: &[Settings]) {
-    for &settings in filters {
+fn draws_as_likely(backend: &Backend, rng: &mut Rng, draws: usize) {
+    for settings in FILTERS {
         plain_draws_as_likely(backend, rng, draws, settings);
         for has_rows in [false, true] {
             let scene = drafted(VWD_ACCEPT_REJECTION, has_rows, 1, settings);
             drawn_as_likely(backend, rng, draws, &scene);
         }
+        // A drafter that knows a third of the tokens.
+        let mut scene = drafted(VWD_ACCEPT_REJECTION, true, 1, settings);
+        scene.map = Some(vec![1, 3, 7, 9]);
+        scene.draft_rows = Some(Array::new(&[1, 1, 4], DRAFTED[..4].to_vec()).map(|x| x.max(-1.0)));
+        drawn_as_likely(backend, rng, draws, &scene);
     }
+}
+
+/// Logits of 16 bits, which are multiples of a half where they are this large.
+fn sample_draws_each_token_as_often_as_its_rounded_logit_says(backend: &Backend) {
+    let draws = draws(backend, 10_000, 50);
+    rounds(1, |rng| {
+        for (dtype, up) in [(F16, 1000.0), (BF16, 100.0)] {
+            for settings in [PLAIN, FILTERS[3]] {
+                for (rule, has_rows, gamma) in
+                    [(VWD_ACCEPT_COUPLED, false, 0), (VWD_ACCEPT_COUPLED, false, 1), (VWD_ACCEPT_REJECTION, true, 1)]
+                {
+                    let scene = drafted(rule, has_rows, gamma, settings);
+                    let rounded = |rows: &Array<f64>| rows.map(|x| dtype.round(x + up + 0.3));
+                    let draft_rows = scene.draft_rows.as_ref().map(rounded);
+                    let scene =
+                        Scene { dtype, draft_dtype: dtype, target: rounded(&scene.target), draft_rows, ..scene };
+                    drawn_as_likely(backend, rng, draws, &scene);
+                }
+            }
+        }
+    });
 }
 
 /// A request whose tokens all have the distribution of LIKELY; nothing else is wanted of it.
@@ -176,15 +203,23 @@ fn drafted(rule: u32, has_rows: bool, gamma: usize, settings: Settings) -> Scene
     }
 }
 
-/// The first token of [`drafted`], whose drafts are drawn as their rows say.
+/// The first token of a request like [`drafted`], whose drafts are drawn as their rows say.
 fn drawn_as_likely(backend: &Backend, rng: &mut Rng, draws: usize, scene: &Scene) {
-    let p_of = |row: &[f64]| distribution(row, false, &scene.settings[0]).ok().flatten().expect("sure");
-    let (p, q) = (p_of(&LIKELY), p_of(&DRAFTED));
+    let (tokens, settings) = (scene.tokens(), scene.settings[0]);
+    let p = distribution(scene.target.row([0, 0]), false, &settings).ok().flatten().expect("sure");
+    let row = scene.draft_rows.as_ref().map_or(&DRAFTED[..], |rows| rows.row([0, 0]));
+    let map = scene.map.clone().unwrap_or((0..tokens as i64).collect());
+    let (q, _) = sampling::drafted(row, &map, tokens, false, &settings).expect("sure");
     let draft = |rng: &mut Rng| sampling::draw(&q, rng.unit()).map_or(7, |j| j as i64);
     let all = count(backend, scene, draws, || (0..scene.gamma()).map(|_| draft(rng)).collect());
-    let (has_rows, settings) = (scene.draft_rows.is_some(), scene.settings[0]);
-    let what = format!("rule {}, {} drafts, rows {has_rows}, {settings:?}", scene.rule, scene.gamma());
-    assert_drawn_from(&frequencies(p.len(), all.iter().map(|c| c[0])), &p, &what);
+    let (rows, map) = (scene.draft_rows.as_ref().map(|rows| rows.shape[2]), &scene.map);
+    let what = format!(
+        "rule {}, {:?}, {} drafts, rows of {rows:?}, map {map:?}, {settings:?}",
+        scene.rule,
+        scene.dtype,
+        scene.gamma()
+    );
+    assert_drawn_from(&frequencies(tokens, all.iter().map(|c| c[0])), &p, &what);
 }
 
 /// One random number must not decide at two positions, or twice at one.
