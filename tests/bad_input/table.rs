@@ -32,6 +32,8 @@ pub struct Field<'b> {
     shape: Vec<&'static str>,
     /// Takes any dtype that its partner has.
     any_dtype: bool,
+    /// An argument that goes with one form of this one, so that either may be the one that does not fit.
+    pair: Option<&'static str>,
     /// Where the call finds it.
     at: *mut vwd_tensor,
     memory: Memory<'b>,
@@ -180,7 +182,8 @@ impl<'b> Call<'b> {
         assert!(stride as usize * dtype.bytes() <= ROOM, "{name} needs more room");
         // SAFETY: `at` lies in the argument struct or in an array of tensors.
         unsafe { at.write(tensor) };
-        let field = Field { name, role, optional: false, shape: symbols, any_dtype: false, at, memory, before: poison };
+        let (optional, any_dtype, pair) = (false, false, None);
+        let field = Field { name, role, optional, shape: symbols, any_dtype, pair, at, memory, before: poison };
         self.fields.push(field);
         self.fields.last_mut().unwrap()
     }
@@ -389,12 +392,13 @@ impl<'b> Call<'b> {
     }
 
     fn tensor_rows(&mut self, n: usize, table: &mut Table) {
-        let Field { name, at, optional, any_dtype, ref shape, .. } = self.fields[n];
+        let Field { name, at, optional, any_dtype, pair, ref shape, .. } = self.fields[n];
         let shape = shape.clone();
         // SAFETY: the field's place.
         let valid = unsafe { at.read() };
         // Arguments in which it may show, too, that this one does not fit them.
-        let related = self.related(n, &shape);
+        let mut related = self.related(n, &shape);
+        related.extend(pair);
         let mut expect = |what: String, names: &[&str], bad: vwd_tensor| {
             // SAFETY: the field's place.
             unsafe { at.write(bad) };
@@ -404,8 +408,9 @@ impl<'b> Call<'b> {
             unsafe { at.write(valid) };
         };
         let own = &[name][..];
+        let of_form = &[name, pair.unwrap_or(name)];
         if !optional {
-            expect("NULL".into(), own, vwd_tensor { data: std::ptr::null_mut(), ..valid });
+            expect("NULL".into(), of_form, vwd_tensor { data: std::ptr::null_mut(), ..valid });
         }
         let names = if any_dtype { &related[..] } else { own };
         expect("float64".into(), names, vwd_tensor { dtype_code: 2, dtype_bits: 64, ..valid });
@@ -416,7 +421,7 @@ impl<'b> Call<'b> {
         expect("on a GPU".into(), own, vwd_tensor { device_type: 2, ..valid });
         expect("on device 7 of type 7".into(), own, vwd_tensor { device_type: 7, device_id: 7, ..valid });
         for ndim in [-1, 6, i32::MAX, i32::MIN] {
-            expect(format!("ndim {ndim}"), own, vwd_tensor { ndim, ..valid });
+            expect(format!("ndim {ndim}"), of_form, vwd_tensor { ndim, ..valid });
         }
         for ndim in [valid.ndim - 1, valid.ndim + 1].into_iter().filter(|n| (0..=5).contains(n)) {
             let mut bad = vwd_tensor { ndim, ..valid };
@@ -511,6 +516,12 @@ impl Field<'_> {
 
     pub fn any_dtype(&mut self) -> &mut Self {
         self.any_dtype = true;
+        self
+    }
+
+    /// The other argument is given with this form of this one alone.
+    pub fn goes_with(&mut self, other: &'static str) -> &mut Self {
+        self.pair = Some(other);
         self
     }
 

@@ -10,6 +10,7 @@ pub const CASES: &[Case] = cases![
     sample_cuts_at_stops_and_lengths,
     sample_tells_what_cannot_be_drawn,
     sample_accepts_by_probability_at_the_ends,
+    sample_tells_of_weights_that_leave_nothing_or_are_none,
     sample_never_accepts_what_the_target_excludes,
 ];
 
@@ -124,6 +125,28 @@ fn sample_accepts_by_probability_at_the_ends(backend: &Backend) {
     assert_eq!(found.accepted, [0, 0, 1, 1]);
     assert!(found.next_token.iter().all(|token| [1, 2].contains(token)), "{:?}", found.next_token);
     assert_eq!(found.status, [0; 4]);
+}
+
+/// Drafts that are as likely as the target would have them, but for a token that neither gives: nothing is left that is likelier in the target.
+/// Next to them, negative probabilities in a row of either.
+fn sample_tells_of_weights_that_leave_nothing_or_are_none(backend: &Backend) {
+    let mut scene = Scene::plain(F32, Array::filled(&[4, 3], 0.0));
+    scene.rule = VWD_ACCEPT_REJECTION;
+    scene.flags = VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES;
+    scene.draft = Array::new(&[4, 1], vec![2, 2, 0, 0]);
+    let row = [0.25, 0.75, 0.0];
+    let target = [row, row, [-0.5, 0.0, 0.5], row];
+    scene.target = Array::from_fn(&[4, 2, 3], |at| target[at[0]][at[2]]);
+    scene.draft_rows = Some(Array::new(&[4, 1, 3], [row, [0.5, 0.5, 0.0], row, [0.25, -0.25, 0.0]].concat()));
+    let found = scene.run(backend, None);
+    let (nothing, negative) = (VWD_SAMPLE_NO_RESIDUAL as i64, VWD_SAMPLE_NAN as i64);
+    assert_eq!(found.status, [nothing, 0, negative, negative]);
+    // What is drawn without a residual is what the target's row gives; a negative weight is none.
+    let drawn = sampling::draw(&row, uniform(scene.seeds[0], 100, 1, 0)).expect("sure") as i64;
+    assert_eq!((found.next_token[0], found.next_token[1], found.next_token[2]), (drawn, 1, 2));
+    // The row of drafts gives token 0 all, the target gives it a quarter.
+    let accepted = uniform(scene.seeds[3], 100, 0, 0) < 0.25;
+    assert_eq!(found.accepted, [0, 0, 0, accepted as i64]);
 }
 
 /// Tokens that the target excludes: of drafts that have no token in common with the target, and of drafts that exclude the token, too, so that

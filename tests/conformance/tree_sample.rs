@@ -28,6 +28,7 @@ pub const CASES: &[Case] = cases![
     tree_sample_refuses_at_several_nodes_of_long_rows,
     tree_sample_tells_what_cannot_be_drawn,
     tree_sample_never_accepts_what_the_target_excludes,
+    tree_sample_tells_of_weights_that_leave_nothing_or_are_none,
 ];
 
 fn tree_sample_agrees_with_the_formula(backend: &Backend) {
@@ -570,5 +571,22 @@ fn tree_sample_never_accepts_what_the_target_excludes(backend: &Backend) {
         assert_eq!(found.accepted, vec![0; batch], "rule {rule}");
         assert!(found.next_token.iter().all(|token| [0, 1].contains(token)), "rule {rule}: {:?}", found.next_token);
         assert!(scene.check(backend, None) > 0, "rule {rule}");
+    }
+}
+
+/// A child that was refused where the drafts are as likely as the target would have them, and negative probabilities in a row of either.
+fn tree_sample_tells_of_weights_that_leave_nothing_or_are_none(backend: &Backend) {
+    let row = [0.25, 0.75, 0.0];
+    let (target, drafted) = ([row, row, [-0.5, 0.0, 0.5], row], [row, [0.5, 0.5, 0.0], row, [0.0, -0.25, 0.25]]);
+    for rule in [VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT] {
+        let mut scene = Scene::plain(rule, &[-1, 0], Array::from_fn(&[4, 2, 3], |at| target[at[0]][at[2]]));
+        scene.flags = VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES;
+        scene.draft_rows = Some(Array::from_fn(&[4, 2, 3], |at| drafted[at[0]][at[2]]));
+        scene.tokens = Array::new(&[4, 2], [[9, 2], [9, 2], [9, 0], [9, 2]].concat());
+        let found = scene.run(backend, None);
+        let bits = [VWD_SAMPLE_NO_RESIDUAL, 0, VWD_SAMPLE_NAN, VWD_SAMPLE_NAN].map(i64::from);
+        assert_eq!((&found.status[..], &found.accepted[..]), (&bits[..], &[0; 4][..]), "rule {rule}");
+        let drawn = sampling::draw(&row, uniform(scene.seeds[0], 100, 1, 0)).expect("sure") as i64;
+        assert_eq!((found.next_token[0], found.next_token[1], found.next_token[2]), (drawn, 1, 2), "rule {rule}");
     }
 }

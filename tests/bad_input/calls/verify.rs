@@ -80,15 +80,23 @@ pub fn verify_pack(backend: &Backend) -> Call<'_> {
     call
 }
 
-pub fn verify_sample(backend: &Backend) -> Call<'_> {
+/// Of rows of each request, or of rows of all requests one after the other.
+pub fn verify_sample(backend: &Backend, is_flat: bool) -> Call<'_> {
     type Args = vwd_verify_sample_args;
-    let sizes = [("B", 3), ("γ", 4), ("γ+1", 5), ("V", 16), ("Vd", 8), ("S", 2)];
+    let sizes = [("B", 3), ("γ", 4), ("γ+1", 5), ("N", 11), ("V", 16), ("Vd", 8), ("S", 2)];
     let mut call = Call::new::<Args>(backend, "vwd_verify_sample", &sizes, vwd_verify_sample);
+    call.has_scratch(vwd_verify_sample_scratch);
     call.scalar("flags", offset_of!(Args, flags), 0, &[8, 1 << 31]);
     call.scalar("rule", offset_of!(Args, rule), VWD_ACCEPT_AUTO, &[4, u32::MAX]);
     call.input("draft", offset_of!(Args, draft), I32, "B γ");
     call.input("draft_lens", offset_of!(Args, draft_lens), I32, "B").optional();
-    call.input("target", offset_of!(Args, target), F32, "B γ+1 V?");
+    if is_flat {
+        call.input("target", offset_of!(Args, target), F32, "N? V?").goes_with("target_begin");
+        call.input("target_begin", offset_of!(Args, target_begin), I32, "B").goes_with("target").values(&[0, 3, 8]);
+    } else {
+        call.input("target", offset_of!(Args, target), F32, "B γ+1 V?");
+        call.refused("target_begin", offset_of!(Args, target_begin));
+    }
     call.input("draft_rows", offset_of!(Args, draft_rows), BF16, "B γ Vd").optional();
     call.input("draft_map", offset_of!(Args, draft_map), I32, "Vd").optional();
     call.input("temperature", offset_of!(Args, temperature), F32, "B").optional();
@@ -103,6 +111,5 @@ pub fn verify_sample(backend: &Backend) -> Call<'_> {
     call.output("committed", offset_of!(Args, committed), I32, "B γ+1").optional();
     call.output("status", offset_of!(Args, status), U32, "B").optional();
     call.output("logprobs", offset_of!(Args, logprobs), F32, "B γ+1").optional();
-    call.refused("target_begin", offset_of!(Args, target_begin));
     call
 }
