@@ -22,7 +22,8 @@ fn sample_cuts_at_stops_and_lengths(backend: &Backend) {
             let combinations: Vec<[i64; 4]> = (0..=gamma as i64 + 1)
                 .flat_map(|at| {
                     (-1..=gamma as i64 + 2).flat_map(move |left| {
-                        (0..3).flat_map(move |least| (0..2).map(move |kind| [at, left, least, kind]))
+                        let kinds = move |least| (0..2).map(move |kind| [at, left, least, kind]);
+                        (0..=gamma as i64 + 1).flat_map(kinds)
                     })
                 })
                 .collect();
