@@ -7,6 +7,7 @@
 # make test-all   everything that can be checked without a GPU, as continuous integration does
 # make test-llama the long form of the tests with llama.cpp, of which test-all runs a short one
 # make llama-gpu-bundle packs what times llama.cpp on a machine with a GPU; LLAMA_BUNDLE=build/llama-gpu-bundle
+# make draws      draws a million tokens of each distribution of sampling, on the CPU and on a GPU where there is one
 # make soak-serve lets 50 clients load the server for ten minutes
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
@@ -29,7 +30,7 @@ MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels \
   test-emulated emulator test-install test-llama test-llama-short llama llama-gpu-bundle bench install uninstall wheel \
-  deb reference header notices kernels gpu-bundle library packaged configure clean
+  deb reference header notices kernels gpu-bundle library packaged configure clean draws
 
 all: library
 
@@ -98,6 +99,14 @@ test-emulated:
 
 emulator:
 	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
+
+# Cases that count how often each token is drawn. Without a GPU those of CUDA are listed as ignored.
+draws: export VANWARD_DRAWS := 1000000
+draws:
+	cargo test --release --locked --test conformance --no-run
+	for cases in sample_draws_ variant_draws_ siblings_are_tested_alike tree_sample_commits_tokens_as_often; do \
+	  cargo test --quiet --release --locked --test conformance -- --test-threads 1 --nocapture $$cases || exit 1; \
+	done
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
