@@ -583,7 +583,10 @@ vwd_status vwd_verify_pack(const vwd_session *session,
 /** VWD_ACCEPT_REJECTION where draft_rows are given, VWD_ACCEPT_COUPLED where they are not. */
 #define VWD_ACCEPT_AUTO 0
 
-/** The token that plain sampling draws is committed; a draft token is accepted if it is that token. */
+/**
+ * The token that plain sampling draws is committed; a draft token is accepted if it is that token, so that the text does not depend
+ * on the drafter (Daliri et al. 2024).
+ */
 #define VWD_ACCEPT_COUPLED 1
 
 /** Rejection sampling (Leviathan et al. 2023; Chen et al. 2023). */
@@ -663,18 +666,20 @@ typedef struct {
  * decide in order. A row that accepts draft token r hands over to row r + 1; the first that refuses, or has no draft token,
  * gives the next token. With γ = 0 this is plain sampling.
  *
- * Greedy rows (temperature below 10^−5, negative or NaN, or VWD_ACCEPT_GREEDY) take the lowest token of the largest logit and use no random
- * number. VWD_ACCEPT_COUPLED draws what plain sampling with this seed draws at this position, whatever was drafted: drafts change
- * the time that a text takes and not the text. VWD_ACCEPT_REJECTION accepts token x iff u·q(x) < p(x), and else draws from
- * max(p − q, 0); without draft_rows q is 1 at the draft token.
+ * Greedy rows (temperature below 10^−5, negative or NaN, or VWD_ACCEPT_GREEDY) take the lowest token of the largest logit and use no
+ * random number. VWD_ACCEPT_COUPLED draws what plain sampling with this seed draws at this position, whatever was drafted: drafts change
+ * the time that a text takes and not the text, as in Daliri et al. 2024. There Gumbel noise of each token couples draft and target; here
+ * each position has one random number. VWD_ACCEPT_REJECTION accepts token x iff u·q(x) < p(x), and else draws from max(p − q, 0)
+ * (Leviathan et al. 2023, Chen et al. 2023); without draft_rows q is 1 at the draft token.
  *
- * p is made of a row in this order: stop tokens that min_remaining forbids are dropped; temperature; min_p keeps tokens at least
- * min_p times as likely as the likeliest; top_k keeps the k likeliest; top_p keeps the fewest likeliest that have
- * top_p of the mass that is left. Ties at a bound stay, and at least one token does. +inf logits share all mass. NaN cannot be drawn.
- * A row from which no token can be drawn ends the request: acceptance stops before it, and there is no next token.
+ * p is made of a row in this order: stop tokens that min_remaining forbids are dropped; temperature; min_p keeps tokens at least min_p
+ * times as likely as the likeliest (Nguyen et al. 2024); top_k keeps the k likeliest (Fan et al. 2018); top_p keeps the fewest likeliest
+ * that have top_p of the mass that is left (Holtzman et al. 2020). Ties at a bound stay, and at least one token does. +inf logits share
+ * all mass. NaN cannot be drawn. A row from which no token can be drawn ends the request: acceptance stops before it, and there is no next
+ * token.
  *
- * Random numbers are Philox4x32-10 of (seed, position, purpose): nothing depends on the request's place in the batch, the
- * size of the batch, the number of draft tokens or the device. A draw is defined to the bit (docs/verify-sample.md), so the CPU and
+ * Random numbers are Philox4x32-10 (Salmon et al. 2011) of (seed, position, purpose): nothing depends on the request's place in the batch,
+ * the size of the batch, the number of draft tokens or the device. A draw is defined to the bit (docs/verify-sample.md), so the CPU and
  * CUDA commit the same tokens for rows of the same bits; only logprobs may differ, by 10^−6·(1 + |ln p|).
  *
  * Committed are the accepted draft tokens and the next token, cut after the first stop token and at remaining tokens. A
@@ -692,7 +697,7 @@ typedef struct {
  *                                 drawn from: q is made of it as p is, by the request's temperature and filters; with
  *                                 VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1.
  * args->draft_map     [Vd]        int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
- *                                 Columns with numbers outside 0 … V−1 count for nothing.
+ *                                 Columns with numbers outside 0 … V−1 stand for no token, and keep their part of q.
  * args->temperature   [B]         float32, optional (absent: 1). Probabilities have had theirs: it tells only which are greedy.
  * args->top_k         [B]         int32, optional. 0 or below, and V or above: off.
  * args->top_p         [B]         float32, optional. 1 or above: off; 0 or below keeps the likeliest.
@@ -909,8 +914,9 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * - VWD_WALK_COUPLED draws what plain sampling with this seed draws at this position, so that the text does not depend on the drafts.
  * - VWD_WALK_INDEPENDENT tries the children of a node in turn. It takes them as drawn independently from the node's row of draft_rows, q.
  *   Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
- *   Where no child is accepted the next token is drawn from r, and the walk ends.
- * - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+ *   Where no child is accepted the next token is drawn from r, and the walk ends (Miao et al. 2024, SpecInfer).
+ * - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too
+ *   (Jeon et al. 2024, recursive speculative decoding).
  *
  * Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
  * over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.

@@ -4,7 +4,8 @@ use super::{Versioned, vwd_tensor};
 
 /// VWD_ACCEPT_REJECTION where draft_rows are given, VWD_ACCEPT_COUPLED where they are not.
 pub const VWD_ACCEPT_AUTO: u32 = 0;
-/// The token that plain sampling draws is committed; a draft token is accepted if it is that token.
+/// The token that plain sampling draws is committed; a draft token is accepted if it is that token, so that the text does not depend
+/// on the drafter (Daliri et al. 2024).
 pub const VWD_ACCEPT_COUPLED: u32 = 1;
 /// Rejection sampling (Leviathan et al. 2023; Chen et al. 2023).
 pub const VWD_ACCEPT_REJECTION: u32 = 2;

@@ -61,8 +61,9 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// - VWD_WALK_COUPLED draws what plain sampling with this seed draws at this position, so that the text does not depend on the drafts.
 /// - VWD_WALK_INDEPENDENT tries the children of a node in turn. It takes them as drawn independently from the node's row of draft_rows, q.
 ///   Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
-///   Where no child is accepted the next token is drawn from r, and the walk ends.
-/// - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+///   Where no child is accepted the next token is drawn from r, and the walk ends (Miao et al. 2024, SpecInfer).
+/// - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too
+///   (Jeon et al. 2024, recursive speculative decoding).
 ///
 /// Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
 /// over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.
