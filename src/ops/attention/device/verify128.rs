@@ -145,7 +145,8 @@ pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree:
     let are_many =
         items.saturating_mul(2 * MANY_LISTS_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
     let tokens = match (are_few(items, multiprocessors), is_tree) {
-        (true, is_tree) => 0..=if has_lists && !is_tree { 16 << 10 } else { 8 << 10 },
+        (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
+        (true, true) => (4 << 10) + 1..=8 << 10,
         (false, false) if are_many => 0..=4 << 10,
         _ => return false,
     };
@@ -211,7 +212,7 @@ mod tests {
             assert!(!pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
         }
         assert_eq!([8 << 10, 9 << 10].map(|tokens| pays(8, tokens, false, false)), [true, false]);
-        assert_eq!([1 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [true, true, false]);
+        assert_eq!([4 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [false, true, false]);
     }
 
     #[test]
