@@ -77,6 +77,13 @@ func TestDecoderAcceptsAndResets(t *testing.T) {
 		return append(ints(info.Drafted), ints(info.Accepted)...)
 	}
 	equal(t, "drafted and accepted of each sequence", counts(), 0, 2, 0, 1)
+	info, err := decoder.Info()
+	must(t, err)
+	equal(t, "the shape of drafted", info.Drafted.Shape(), 2)
+	equal(t, "the strides of drafted", info.Drafted.Strides(), 1)
+	if info.Drafted.Memory() != HostMemory || info.Drafted.DType() != I32 {
+		t.Error(info.Drafted.Memory(), info.Drafted.DType())
+	}
 	must(t, decoder.Reset(DecoderResetArgs{Sequences: Of([]int32{0})}, 0))
 	equal(t, "the same after a reset of the other one", counts(), 0, 2, 0, 1)
 	must(t, decoder.Reset(DecoderResetArgs{Sequences: Of([]int32{1})}, 0))
@@ -85,5 +92,6 @@ func TestDecoderAcceptsAndResets(t *testing.T) {
 
 // ints views a tensor in memory of the library's.
 func ints(t Tensor) []int32 {
-	return unsafe.Slice(*(**int32)(unsafe.Pointer(&t.address)), t.shape[0])
+	address := t.Address()
+	return unsafe.Slice(*(**int32)(unsafe.Pointer(&address)), t.Shape()[0])
 }

@@ -129,6 +129,35 @@ func At(address uintptr, dtype DType, memory Memory, shape ...int) Tensor {
 	return t.shaped(shape)
 }
 
+// Address is where the first element lies, in Memory. What a view of the library's holds, such as one of DecoderInfo, is read there: once the stream
+// has passed the call that writes it.
+func (t Tensor) Address() uintptr {
+	if t.slice != nil {
+		return uintptr(t.slice)
+	}
+	return t.address
+}
+
+// Memory is where the elements lie.
+func (t Tensor) Memory() Memory { return t.memory }
+
+// DType is the type of the elements.
+func (t Tensor) DType() DType { return t.dtype }
+
+// Shape is the extents of the dimensions; without any, of an absent tensor.
+func (t Tensor) Shape() []int { return t.extents(t.shape) }
+
+// Strides are the elements from one index of a dimension to the next.
+func (t Tensor) Strides() []int { return t.extents(t.strides) }
+
+func (t Tensor) extents(of [maxRank]int64) []int {
+	ints := make([]int, min(t.rank, maxRank))
+	for d := range ints {
+		ints[d] = int(of[d])
+	}
+	return ints
+}
+
 // WithStrides gives a tensor other strides, in elements.
 func (t Tensor) WithStrides(strides ...int) Tensor {
 	if len(strides) != t.rank {
