@@ -31,6 +31,8 @@ struct Check {
     input: Vec<u32>,
     choices: Choices,
     finds_races: bool,
+    /// Launch bounds.
+    bounds: &'static str,
 }
 
 /// What each word of the output holds before the launch.
@@ -39,7 +41,16 @@ const UNTOUCHED: u32 = 7;
 /// Two warps of one CTA, in order.
 fn check(body: impl Into<String>) -> Check {
     let choices = Choices::new(0);
-    Check { body: body.into(), threads: 64, ctas: 1, cluster: 1, input: vec![0; 4], choices, finds_races: true }
+    Check {
+        body: body.into(),
+        threads: 64,
+        ctas: 1,
+        cluster: 1,
+        input: vec![0; 4],
+        choices,
+        finds_races: true,
+        bounds: "",
+    }
 }
 
 impl Check {
@@ -56,20 +67,23 @@ impl Check {
     fn input(self, input: Vec<u32>) -> Check {
         Check { input, ..self }
     }
+    fn bounds(self, bounds: &'static str) -> Check {
+        Check { bounds, ..self }
+    }
     fn seed(self, seed: u64) -> Check {
         Check { choices: Choices::new(seed), ..self }
     }
 
     fn kernel(&self) -> Result<instruction::Kernel, Fault> {
         let text = format!(
-            ".version 8.4\n.target sm_90a\n.address_size 64\n.visible .entry kernel(.param .u64 out, .param .u64 in)\n{{\n\
+            ".version 8.4\n.target sm_90a\n.address_size 64\n.visible .entry kernel(.param .u64 out, .param .u64 in) {}\n{{\n\
              .reg .pred %p<9>; .reg .b32 %r<99>; .reg .b64 %rd<40>; .reg .f32 %f<99>; .reg .b16 %h<9>; .reg .f64 %fd<9>;\n\
              .shared .align 1024 .b8 room[4096]; .shared .align 8 .b64 gate[4];\n\
              ld.param.u64 %rd1, [out]; ld.param.u64 %rd3, [in]; mov.u32 %r1, %tid.x; mov.u32 %r3, %ctaid.x;\n\
              mov.u32 %r4, %ntid.x; mad.lo.s32 %r4, %r3, %r4, %r1; mul.wide.u32 %rd4, %r4, 4; add.s64 %rd2, %rd1, %rd4;\n\
              mov.u32 %r2, room; shl.b32 %r5, %r1, 2; add.s32 %r2, %r2, %r5;\n\
              {}\nret;\n}}\n",
-            self.body
+            self.bounds, self.body
         );
         decode::kernel(&parse::module(&text)?, &vec![], "kernel")
     }

@@ -97,6 +97,7 @@ pub fn kernel(module: &Module, globals: &Globals, name: &str) -> Parsed<Kernel> 
         static_shared,
         parameters,
         most_threads: function.most_threads,
+        registers: function.registers,
     })
 }
 

@@ -12,6 +12,8 @@ pub struct Kernel {
     /// Where each parameter lies among the bytes of all, and its size.
     pub parameters: Vec<(usize, usize)>,
     pub most_threads: u32,
+    /// Of a thread where it begins.
+    pub registers: u32,
 }
 
 pub struct Instruction {
@@ -124,6 +126,8 @@ pub enum Op {
     Branch(u32),
     Exit,
     Trap,
+    /// The warp's threads have so many registers from here on.
+    TakeRegisters(u32),
     Nothing,
     Load(Access),
     Store(Access),

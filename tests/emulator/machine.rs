@@ -24,6 +24,13 @@ pub struct Launch<'k> {
     pub global: Option<(&'k RefCell<Global>, &'k Current<'k>)>,
 }
 
+impl Launch<'_> {
+    /// Registers of a thread, summed over the warps of a CTA that begins.
+    pub fn registers(&self) -> u32 {
+        self.threads.div_ceil(LANES as u32) * self.kernel.registers
+    }
+}
+
 /// The choices that a device leaves open. Another seed is another order, and with it another answer to what a kernel must not depend on.
 #[derive(Clone, Copy)]
 pub struct Choices {
@@ -55,6 +62,8 @@ pub struct Cluster {
     pub barriers: Vec<[Barrier; 16]>,
     /// Threads of each CTA that have not ended.
     pub live: Vec<u32>,
+    /// Registers of a thread in each CTA, summed over its warps.
+    pub registers: Vec<u32>,
     /// Arrivals at the cluster's barrier.
     pub arrived: u32,
     pub generation: u32,
@@ -102,6 +111,7 @@ impl Cluster {
             shared: vec![vec![crate::device::GARBAGE; bytes]; ctas],
             barriers: vec![[Barrier { all: true, ..Barrier::default() }; 16]; ctas],
             live: vec![launch.threads; ctas],
+            registers: vec![launch.registers(); ctas],
             arrived: 0,
             generation: 0,
             pending: HashMap::new(),

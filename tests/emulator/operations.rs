@@ -286,7 +286,8 @@ impl Decoder<'_> {
             "fence" if has("acq_rel") || has("sc") => Op::Fence { is_narrow },
             "membar" => Op::Fence { is_narrow },
             "griddepcontrol" if has("wait") => Op::WaitLaunches,
-            "fence" | "griddepcontrol" | "prefetch" | "setmaxnreg" | "wgmma" => Op::Nothing,
+            "setmaxnreg" => Op::TakeRegisters(argument(0)?.parse().map_err(|_| "registers are a number")?),
+            "fence" | "griddepcontrol" | "prefetch" | "wgmma" => Op::Nothing,
             _ => return Err("not known".into()),
         };
         Ok((op, list))

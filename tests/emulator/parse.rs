@@ -12,6 +12,8 @@ pub struct Module {
     pub variables: Vec<Variable>,
 }
 
+const MULTIPROCESSOR_REGISTERS: u32 = 65536;
+
 pub struct Function {
     pub is_entry: bool,
     pub results: Vec<Variable>,
@@ -19,6 +21,8 @@ pub struct Function {
     pub body: Vec<Statement>,
     /// The threads of a CTA that the kernel's launch bounds allow.
     pub most_threads: u32,
+    /// The registers of a thread that they leave: what ptxas gives a kernel whose warps take and give registers (setmaxnreg).
+    pub registers: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -137,12 +141,20 @@ fn function(head: &str, cursor: &mut Cursor) -> Parsed<(String, Function)> {
     let (parameters, bounds) = after.split_once(')').ok_or("parameters of a function have no end")?;
     let list =
         |text: &str| text.split(',').filter(|one| !one.trim().is_empty()).map(variable).collect::<Parsed<Vec<_>>>();
-    let most_threads = bounds.split_once(".maxntid").map_or(1024, |(_, sizes)| {
-        let sizes = sizes.split(|c: char| !c.is_ascii_digit()).filter(|word| !word.is_empty()).take(3);
-        sizes.map(|word| word.parse::<u32>().unwrap_or(1)).product()
-    });
+    let numbers = |name: &str, count: usize| {
+        bounds.split_once(name).map(|(_, numbers)| {
+            let words = numbers.split(|c: char| !c.is_ascii_digit()).filter(|word| !word.is_empty()).take(count);
+            words.map(|word| word.parse::<u32>().unwrap_or(1)).product::<u32>()
+        })
+    };
+    let most_threads = numbers(".maxntid", 3).unwrap_or(1024);
+    let threads_at_once = most_threads.saturating_mul(numbers(".minnctapersm", 1).unwrap_or(1)).max(1);
+    let registers = (MULTIPROCESSOR_REGISTERS / threads_at_once).min(255) / 8 * 8;
     let (results, parameters) = (list(results)?, list(parameters)?);
-    Ok((name.trim().to_owned(), Function { is_entry, results, parameters, body: body(cursor)?, most_threads }))
+    Ok((
+        name.trim().to_owned(),
+        Function { is_entry, results, parameters, body: body(cursor)?, most_threads, registers },
+    ))
 }
 
 /// `.shared .align 4 .b8 name[16]`, with or without size and value.

@@ -30,6 +30,8 @@ pub struct Warp {
     arrival: u32,
     /// The piece of memory that was touched last.
     pub recent: (u64, u64),
+    /// Registers of each of its threads.
+    taken: u32,
 }
 
 struct Group {
@@ -87,7 +89,19 @@ impl Warp {
         let copies = (0..LANES).map(|_| LaneCopies::default()).collect();
         let groups = vec![Group { at: 0, mask: live, wait: Wait::No }];
         let index = rank * launch.threads.div_ceil(LANES as u32) as usize + number as usize;
-        Warp { registers, groups, live, cta, rank, number, index, copies, arrival: 0, recent: (0, 0) }
+        Warp {
+            registers,
+            groups,
+            live,
+            cta,
+            rank,
+            number,
+            index,
+            copies,
+            arrival: 0,
+            recent: (0, 0),
+            taken: launch.kernel.registers,
+        }
     }
 
     /// Where its lanes are, for a report.
@@ -211,6 +225,12 @@ impl Warp {
                         cluster.live[self.rank] -= ended.count_ones();
                         if mask == 0 {
                             self.groups.swap_remove(n);
+                            let (taken, all) = (cluster.registers[self.rank], launch.registers());
+                            if cluster.live[self.rank] == 0 && taken > all {
+                                let text =
+                                    format!("warps take {taken} registers of a thread together; the CTA has {all}");
+                                return Err((at, text));
+                            }
                             if cluster.live[self.rank] == 0
                                 && cluster.pending.values().flatten().any(|pending| pending.rank == self.rank)
                             {
@@ -275,6 +295,10 @@ impl Warp {
         }
         match instruction.op {
             Op::Compute(_) | Op::Nothing => (),
+            Op::TakeRegisters(count) => {
+                cluster.registers[self.rank] += count;
+                cluster.registers[self.rank] -= std::mem::replace(&mut self.taken, count);
+            }
             Op::Branch(to) if active == mask => return Ok(Next::Jumps(to)),
             Op::Branch(to) => return Ok(Next::Parts(active, to)),
             Op::Exit => {

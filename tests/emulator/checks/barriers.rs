@@ -112,3 +112,19 @@ fn what_a_thread_writes_after_its_arrival_is_a_race() {
     );
     check(body).fails("race");
 }
+
+/// Of 16 warps in a CTA with a multiprocessor to itself each thread has 128 registers: half may have 160 where the others give 32.
+#[test]
+fn warps_take_the_registers_that_others_give() {
+    let body = |left: u32| {
+        format!(
+            "setp.lt.u32 %p1, %r1, 256; @%p1 bra TAKE; setmaxnreg.dec.sync.aligned.u32 {left}; bra END; \
+             TAKE: setmaxnreg.inc.sync.aligned.u32 160; END: st.global.u32 [%rd2], %r1;"
+        )
+    };
+    check(body(96)).threads(512).bounds(".maxntid 512,1,1 .minnctapersm 1").gives(|thread| thread);
+    check(body(104))
+        .threads(512)
+        .bounds(".maxntid 512,1,1 .minnctapersm 1")
+        .fails("warps take 2112 registers of a thread together; the CTA has 2048");
+}
