@@ -302,8 +302,7 @@ struct VerifyProducts : VerifyJob {
         begin_values<ARE_BFLOAT16>(weights, values_at);
         wait_products<0>(acc);
     }
-    // Writes acc, m and l of every row to shared memory, for the join. COMPUTING: threads that compute.
-    template <uint32 COMPUTING = COMPUTE_THREADS>
+    // Writes acc, m and l of every row to shared memory, for the join.
     __device__ void store_sums() {
         float *const to = reinterpret_cast<float *>(shared) + group * VERIFY_ROWS * ROW_PITCH;
         constexpr float UNIT = 1.0f / (1 << LOG_UNIT);
@@ -313,7 +312,7 @@ struct VerifyProducts : VerifyJob {
             l[i] += __shfl_xor_sync(FULL_WARP, l[i], 2);
         }
         // The sums take the place of the ring once all stages are computed.
-        sync_some(1, COMPUTING);
+        sync_some(1, COMPUTE_THREADS);
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             float *const to_row = to + row(i) * ROW_PITCH;
@@ -322,7 +321,7 @@ struct VerifyProducts : VerifyJob {
             for (uint32 j = 0; j < VERIFY_CHANNELS / 8; j++)
                 *reinterpret_cast<float2 *>(to_row + j * 8 + lane % 4 * 2) = float2{acc[j * 4 + i * 2] * UNIT, acc[j * 4 + i * 2 + 1] * UNIT};
         }
-        sync_some(1, COMPUTING);
+        sync_some(1, COMPUTE_THREADS);
     }
     __device__ void run() {
         const uint32 count = stages();

@@ -1,6 +1,6 @@
 // Attention for up to 64 rows to few short lists (variant verify128_short): verify128.cuh where a CTA has few stages of a list, so that what is done once
-// counts. A cluster of up to 8 CTAs takes each list by itself; half of the multiprocessors are left to CTAs of the kernel that follows, which begin while
-// those of this one run. Each CTA has two halves, which share the queries and nothing else until they join. Half h of CTA r takes stages of 64 tokens
+// counts. A cluster of up to 8 CTAs takes each list by itself. Where lists are few, half of the multiprocessors are left to CTAs of the kernel that follows,
+// which begin while those of this one run. Each CTA has two halves, which share the queries and nothing else until they join. Half h of CTA r takes stages of 64 tokens
 // 2·r + h, 2·(r + ctas) + h, …:
 //
 //   copies    a warpgroup ── keys [64 tokens × 128], then values [64 × 128], in rings of two each

@@ -12,6 +12,7 @@ pub struct Module {
     pub variables: Vec<Variable>,
 }
 
+/// Registers of a multiprocessor, which the CTAs that are to run on it at once share.
 const MULTIPROCESSOR_REGISTERS: u32 = 65536;
 
 pub struct Function {

@@ -43,6 +43,26 @@ const GAMMA: usize = 3;
 /// Channels of the residual stream that a forecast reads.
 const INPUT: usize = 96;
 
+/// Foresees a layer from given queries, or from the residual stream that a forecast reads.
+pub fn foresee(backend: &Backend, decoder: *const vwd_decoder, layer: usize, from: &Tensor, by: Option<&Forecast>) {
+    let (from, rope): (_, vwd_rope) = (from.c(), args());
+    let mut foresee = vwd_decoder_foresee_args { layer: layer as u32, ..args() };
+    let mut forecast = std::ptr::null();
+    match by {
+        None => foresee.q = from,
+        Some(own) => (forecast, foresee.x, foresee.rope) = (own.0.cast_const(), from, &raw const rope),
+    }
+    // SAFETY: the caller keeps the tensors and the forecast until the stream's work is done.
+    assert_ok(unsafe { vwd_decoder_foresee(decoder, forecast, &foresee, backend.stream()) });
+}
+
+/// Replaces what a packed tensor holds, on the caller's stream.
+pub fn overwrite(backend: &Backend, tensor: &Tensor) {
+    let bytes = tensor.shape.iter().product::<usize>() * tensor.dtype.bits as usize / 8;
+    // SAFETY: the tensor has so many bytes; the caller keeps it until the stream's work is done.
+    check(unsafe { sys::cuMemsetD8Async(tensor.c().data as u64, 0x3c, bytes, backend.stream().cast()) });
+}
+
 struct Decoder(*mut vwd_decoder);
 
 impl Decoder {
@@ -293,25 +313,14 @@ impl<'b> Side<'b> {
 
     /// Replaces the residual stream from which a layer was foreseen, on the caller's stream.
     fn overwrite_residual(&self, step: &Step, layer: usize) {
-        if self.forecast.is_none() {
-            return;
+        if self.forecast.is_some() {
+            overwrite(self.backend, &step.layers[layer][3]);
         }
-        let x = step.layers[layer][3].c();
-        let bytes = ROWS * INPUT * F16.bits as usize / 8;
-        // SAFETY: the tensor is packed, of so many bytes, and outlives the stream's work.
-        check(unsafe { sys::cuMemsetD8Async(x.data as u64, 0x3c, bytes, self.backend.stream().cast()) });
     }
 
     fn foresee(&self, step: &Step, layer: usize) {
-        let (from, rope): (_, vwd_rope) = (step.layers[layer][3].c(), args());
-        let mut foresee = vwd_decoder_foresee_args { layer: layer as u32, ..args() };
-        let mut forecast = std::ptr::null();
-        match &self.forecast {
-            None => foresee.q = from,
-            Some(own) => (forecast, foresee.x, foresee.rope) = (own.0.cast_const(), from, &raw const rope),
-        }
-        // SAFETY: the tensors and the forecast outlive the stream's work.
-        assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, forecast, &foresee, self.backend.stream()) });
+        let from = &step.layers[layer][3];
+        foresee(self.backend, self.decoder.0, layer, from, self.forecast.as_ref());
     }
 
     /// Gives the rows of a step their lengths, tokens, first new tokens and modes.

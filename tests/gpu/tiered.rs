@@ -1,12 +1,12 @@
 //! Steps of a decoder on a tiered cache in graphs: each strategy, captured once and replayed while contexts grow and sequences come, go,
 //! fork and lose their last tokens, gives what it gives when its calls are enqueued one by one.
 
-use crate::graph::{Graph, check};
+use crate::decoder::{foresee, overwrite};
+use crate::graph::Graph;
 use crate::model::Cache;
 use crate::support::maps::{Forecast, Map};
 use crate::support::*;
 use crate::{Case, MOST_DELAY};
-use cudarc::driver::sys;
 use std::cell::Cell;
 use vanward::abi::*;
 use vanward::capi::*;
@@ -234,26 +234,15 @@ impl<'b> Side<'b> {
     }
 
     fn foresee(&self, layer: usize) {
-        let (from, rope): (_, vwd_rope) = (self.layers[layer][3].c(), args());
-        let mut foresee = vwd_decoder_foresee_args { layer: layer as u32, ..args() };
-        let mut forecast = std::ptr::null();
-        match &self.forecast {
-            None => foresee.q = from,
-            Some(own) => (forecast, foresee.x, foresee.rope) = (own.0.cast_const(), from, &raw const rope),
-        }
-        // SAFETY: the tensors and the forecast outlive the stream's work.
-        assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, forecast, &foresee, self.backend.stream()) });
+        let from = &self.layers[layer][3];
+        foresee(self.backend, self.decoder.0, layer, from, self.forecast.as_ref());
     }
 
     /// Replaces the residual stream from which a layer was foreseen, on the caller's stream.
     fn overwrite_residual(&self, layer: usize) {
-        if self.forecast.is_none() {
-            return;
+        if self.forecast.is_some() {
+            overwrite(self.backend, &self.layers[layer][3]);
         }
-        let x = self.layers[layer][3].c();
-        let bytes = ROWS * INPUT * F16.bits as usize / 8;
-        // SAFETY: the tensor is packed, of so many bytes, and outlives the stream's work.
-        check(unsafe { sys::cuMemsetD8Async(x.data as u64, 0x3c, bytes, self.backend.stream().cast()) });
     }
 
     /// What is remembered of an earlier sequence of that number is forgotten.
