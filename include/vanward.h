@@ -244,11 +244,18 @@ typedef struct {
    * environment variable VANWARD_DELAY says, or else no delay. A CPU session has no such streams.
    */
   uint64_t delay_microseconds;
+  /**
+   * CUDA: not 0 for a batch-invariant session, in which every sequence has the same bits in every batch: attention and repair choose
+   * kernels, and split lists, as for so many sequences, at most 65536, whatever a call has; calls of about so many take the least time.
+   * docs/attention-repair.md says what bits still depend on. 0: as is fastest for each call. A CPU session is batch-invariant always.
+   */
+  uint64_t invariant_batch;
 } vwd_session_options;
 #define VWD_SESSION_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
    /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL, /* log */ NULL, \
-   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0, /* delay_microseconds */ 0}
+   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0, /* delay_microseconds */ 0, \
+   /* invariant_batch */ 0}
 
 /** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {

@@ -295,6 +295,17 @@ fn session_refuses_delays_of_more_than_a_second() {
 }
 
 #[test]
+fn session_refuses_invariant_batches_of_more_than_65536() {
+    let create =
+        |invariant_batch| Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, invariant_batch, ..args() });
+    assert!(create(1).is_ok() && create(65536).is_ok());
+    for wrong in [65537, u64::MAX] {
+        let expected = format!("options.invariant_batch: {wrong}; expected 0, or sequences, at most 65536");
+        assert_eq!(create(wrong).err().expect("refused"), (VWD_ERROR_INVALID_ARGUMENT, expected));
+    }
+}
+
+#[test]
 fn session_refuses_variants_that_no_family_has() {
     let create = |text: &CStr| {
         Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, variants: text.as_ptr(), ..args() })

@@ -63,6 +63,10 @@ type Options struct {
 	// DelayMicroseconds is for tests. CUDA: most of the random delays of work that overlaps; 0 means VANWARD_DELAY of the environment,
 	// or none.
 	DelayMicroseconds uint64
+
+	// InvariantBatch, where it is not 0, makes the session batch-invariant: on CUDA attention and repair choose kernels, and split lists, as for
+	// so many sequences whatever a call has, and every sequence has the same bits in every batch. A CPU session is so always.
+	InvariantBatch uint64
 }
 
 // Check is what calls check beside what the host sees of their arguments.
@@ -141,6 +145,7 @@ func (options Options) lower(l *lowering) C.vwd_session_options {
 		check:         C.uint64_t(options.Check),
 
 		delay_microseconds: C.uint64_t(options.DelayMicroseconds),
+		invariant_batch:    C.uint64_t(options.InvariantBatch),
 	}
 }
 

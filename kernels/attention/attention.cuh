@@ -56,7 +56,7 @@ struct AttentionParams {
     uint32 log_granule;     // 2^log_granule tokens surely lie side by side: at most a tile
     uint32 unit_tokens;     // a tile's; with partials, those of the entries that share a partial
     uint32 least_units;     // fewest units of a chunk
-    Divisor target_chunks;  // the units of all work items are split into about so many chunks
+    Divisor target_chunks;  // the units of all work items are split into about so many chunks, where octave_chunks is 0
     Divisor unit_tiles;     // tiles of a unit; in decode128, of the part of one that a warp takes
     uint32 most_units;      // units of a full list
     Divisor half_value;     // Dv / 2
@@ -93,7 +93,8 @@ struct AttentionParams {
     View<1> kept_past;         // q_lens, where results of rows from it on stay as they are; NULL: they are those of no tokens
     // Slots that name pages from near_pages on: these lie in other memory, `far` bytes from where the steps of k and v say (decode128).
     int64 far;
-    uint32 near_pages, unused;
+    uint32 near_pages;
+    uint32 octave_chunks;  // not 0, a power of two: chunks begin at units that depend on no length (FixedChunks)
 };
 
 // Parameters of repair's kernels. In `to`, ids, slots and counts are those of the selected list.
@@ -185,11 +186,30 @@ struct alignas(16) CtaShare {
     uint32 chunk, chunks;  // this chunk, and all chunks of the work item
     uint32 begin, end;     // units of the chunk
     uint32 slot;           // where scratch has the state of the work item's first chunk
+    uint32 counter;        // of the work item's chunks that are done, where it has several
 
     __device__ void take(uint32 units) {
         const uint32 share = units / chunks, more = units - share * chunks;
         begin = chunk * share + min(chunk, more);
         end = begin + share + (chunk < more);
+    }
+};
+
+// Chunks that begin at the same units in every list, so that a row's sums are added up in one order whatever else the call has: `octave` chunks
+// of least_units, then so many wherever the number of units doubles, of twice as many units each time.
+struct FixedChunks {
+    uint32 least, octave;
+
+    __device__ explicit FixedChunks(const AttentionParams &p) : least(p.least_units), octave(p.octave_chunks) {}
+    __device__ uint32 begin(uint32 chunk) const {
+        return chunk < octave ? chunk * least : (octave + chunk % octave) * least << (chunk / octave - 1);
+    }
+    // Chunks of a list of so many units, at least one.
+    __device__ uint32 count(uint32 units) const {
+        const uint32 smallest = (units + least - 1) / least;
+        if (smallest <= octave) return max(smallest, 1u);
+        const uint32 doublings = 31 - __clz((smallest - 1) / octave), size = least << doublings;
+        return doublings * octave + (units + size - 1) / size;
     }
 };
 
@@ -209,7 +229,18 @@ __device__ inline uint32 describe_work_item(const AttentionParams &p, uint32 n, 
 __device__ inline uint32 chunk_units(const AttentionParams &p, uint32 total) {
     return max(p.least_units, p.target_chunks.divide(total + p.target_chunks.value - 1));
 }
-__device__ inline uint32 chunks_of(uint32 units, uint32 chunk) { return max(1u, (units + chunk - 1) / chunk); }
+// Chunks of a work item, each of `chunk` units unless they are fixed.
+__device__ inline uint32 chunks_of(const AttentionParams &p, uint32 units, uint32 chunk) {
+    return p.octave_chunks ? FixedChunks(p).count(units) : max(1u, (units + chunk - 1) / chunk);
+}
+// The units of the share's chunk, of a work item's `units`.
+__device__ inline void take_chunk(const AttentionParams &p, uint32 units, CtaShare &cta_share) {
+    if (!p.octave_chunks) return cta_share.take(units);
+    const FixedChunks fixed(p);
+    const uint32 next = cta_share.chunk + 1;
+    cta_share.begin = fixed.begin(cta_share.chunk);
+    cta_share.end = next == cta_share.chunks ? units : fixed.begin(next);
+}
 
 // Finds share `number` where there are up to 32 work items. One warp of a CTA calls it and tells the others, so that all warps agree even
 // where lengths and counts change meanwhile, which is the caller's mistake.
@@ -218,7 +249,7 @@ __device__ inline CtaShare find_share(const AttentionParams &p, uint32 number) {
     CtaShare cta_share{};
     const uint32 units = lane < p.work_items ? describe_work_item(p, lane, cta_share) : 0;
     const uint32 chunk = chunk_units(p, __reduce_add_sync(FULL_WARP, units));
-    const uint32 chunks = lane < p.work_items ? chunks_of(units, chunk) : 0, end = warp_inclusive_sum(chunks);
+    const uint32 chunks = lane < p.work_items ? chunks_of(p, units, chunk) : 0, end = warp_inclusive_sum(chunks);
     const uint32 after = __ballot_sync(FULL_WARP, number < end), from = __ffs(after) - 1;
     if (!after) return CtaShare{};
     cta_share.item = from;
@@ -227,8 +258,9 @@ __device__ inline CtaShare find_share(const AttentionParams &p, uint32 number) {
     cta_share.entries = __shfl_sync(FULL_WARP, cta_share.entries, from);
     cta_share.chunks = __shfl_sync(FULL_WARP, chunks, from);
     cta_share.slot = __shfl_sync(FULL_WARP, end, from) - cta_share.chunks;
+    cta_share.counter = from;
     cta_share.chunk = number - cta_share.slot;
-    cta_share.take(__shfl_sync(FULL_WARP, units, from));
+    take_chunk(p, __shfl_sync(FULL_WARP, units, from), cta_share);
     return cta_share;
 }
 

@@ -76,7 +76,7 @@ VWD_FIELD(AttentionParams, v_scale, 1064, 32)
 VWD_FIELD(AttentionParams, kept_past, 1096, 16)
 VWD_FIELD(AttentionParams, far, 1112, 8)
 VWD_FIELD(AttentionParams, near_pages, 1120, 4)
-VWD_FIELD(AttentionParams, unused, 1124, 4)
+VWD_FIELD(AttentionParams, octave_chunks, 1124, 4)
 
 VWD_SIZE(RepairParams, 1416)
 VWD_FIELD(RepairParams, to, 0, 1128)

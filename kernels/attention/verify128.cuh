@@ -13,7 +13,8 @@
 //
 //   Bytes of a stage: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
 //
-// How the tokens of a row are split depends on its own list and on the lengths of all of the call's lists, and on nothing else.
+// How the tokens of a row are split depends on its own list and on the lengths of all of the call's lists, and on nothing else; where chunks are
+// fixed (FixedChunks), on its own list alone.
 #pragma once
 
 #include "attention/verify128_join.cuh"

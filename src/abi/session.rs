@@ -93,6 +93,10 @@ pub struct vwd_session_options {
     /// time of its own, also in each replay of a captured graph. What is computed is the same; only time is lost. 0 means what the
     /// environment variable VANWARD_DELAY says, or else no delay. A CPU session has no such streams.
     pub delay_microseconds: u64,
+    /// CUDA: not 0 for a batch-invariant session, in which every sequence has the same bits in every batch: attention and repair choose
+    /// kernels, and split lists, as for so many sequences, at most 65536, whatever a call has; calls of about so many take the least time.
+    /// docs/attention-repair.md says what bits still depend on. 0: as is fastest for each call. A CPU session is batch-invariant always.
+    pub invariant_batch: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
@@ -101,6 +105,7 @@ unsafe impl Versioned for vwd_session_options {
         offset_of!(vwd_session_options, log),
         offset_of!(vwd_session_options, check),
         offset_of!(vwd_session_options, delay_microseconds),
+        offset_of!(vwd_session_options, invariant_batch),
         size_of::<vwd_session_options>(),
     ];
 }

@@ -53,6 +53,8 @@ pub struct Options {
     pub checks_contents: Option<bool>,
     /// Most microseconds of random delays of what overlaps; absent: as the environment says.
     pub delay: Option<u32>,
+    /// The number of sequences for which CUDA's attention is planned whatever a call has; 0: for each call.
+    pub invariant_batch: u32,
 }
 
 impl Default for Options {
@@ -68,6 +70,7 @@ impl Default for Options {
             variants: None,
             checks_contents: None,
             delay: None,
+            invariant_batch: 0,
         }
     }
 }
@@ -78,6 +81,7 @@ impl Options {
     /// NUL-terminated.
     pub unsafe fn from_c(c: &vwd_session_options) -> Result<Options> {
         const MOST_THREADS: u32 = 1024;
+        const MOST_INVARIANT_BATCH: u32 = 1 << 16;
         let mut options = Options { device_id: c.device_id, ..Options::default() };
         options.device = match c.device {
             VWD_DEVICE_AUTO => Choice::Auto,
@@ -140,6 +144,11 @@ impl Options {
                 Some(u32::try_from(microseconds).ok().filter(|&given| given <= MOST_DELAY).ok_or_else(found)?)
             }
         };
+        options.invariant_batch =
+            u32::try_from(c.invariant_batch).ok().filter(|&batch| batch <= MOST_INVARIANT_BATCH).ok_or_else(|| {
+                let expected = format!("0, or sequences, at most {MOST_INVARIANT_BATCH}");
+                Error::argument("options.invariant_batch", c.invariant_batch, expected)
+            })?;
         Ok(options)
     }
 }

@@ -32,6 +32,7 @@ structs! {
         variants,
         check,
         delay_microseconds,
+        invariant_batch,
     }
     vwd_session_details {
         struct_size,

@@ -28,6 +28,7 @@ mod forecast;
 mod gather;
 mod index;
 mod index_bits;
+mod invariance;
 mod keys_to_blocks;
 mod predictor;
 mod quantize;
@@ -99,6 +100,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_tree::CASES, on: On::Both },
     Family { cases: attention_variants::CASES, on: On::Cuda },
     Family { cases: attention_edges::CASES, on: On::Both },
+    Family { cases: invariance::CASES, on: On::Both },
     Family { cases: attention_edges::ON_THE_CPU, on: On::Cpu },
     Family { cases: attention_int4::CASES, on: On::Both },
     Family { cases: attention_int4_scales::CASES, on: On::Both },

@@ -109,6 +109,16 @@ impl Backend {
         Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
     }
 
+    /// The same device in a batch-invariant session, made for so many sequences.
+    pub fn invariant(&self, invariant_batch: u64) -> Backend {
+        let (device, threads) = if self.is_cuda() { (VWD_DEVICE_CUDA, 0) } else { (VWD_DEVICE_CPU, 2) };
+        // What the other sequences of a large batch leave in scratch.
+        let options = vwd_session_options { device, threads, invariant_batch, scratch_bytes: 1 << 28, ..args() };
+        let session = Session::create(&options).unwrap_or_else(|(status, text)| panic!("{status}: {text}"));
+        let device = if self.is_cuda() { Device::Cuda(Cuda::open().expect("a stream")) } else { Device::Cpu };
+        Backend { session, device, log: None }
+    }
+
     /// The same CUDA device in a session whose streams have so many bytes of scratch at first.
     pub fn with_scratch(&self, scratch_bytes: u64) -> Backend {
         let options = vwd_session_options { device: VWD_DEVICE_CUDA, scratch_bytes, ..args() };

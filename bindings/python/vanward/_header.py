@@ -138,6 +138,7 @@ class vwd_session_options(Structure):
         ("variants", c_char_p),
         ("check", c_uint64),
         ("delay_microseconds", c_uint64),
+        ("invariant_batch", c_uint64),
     ]
 
 

@@ -135,10 +135,13 @@ class Session:
         variants: str | None = None,
         check: Check | str | int = 0,
         delay_microseconds: int = 0,
+        invariant_batch: int = 0,
     ):
         """`log` takes lines of what the session does, on the thread that calls it; it calls no method of the session. `check`:
         "contents" has each call read the contents of its tensors first, and name the first element that is wrong.
-        `delay_microseconds` is for tests: most of the random delays of work that overlaps on CUDA."""
+        `delay_microseconds` is for tests: most of the random delays of work that overlaps on CUDA. `invariant_batch`, where it is not 0,
+        makes the session batch-invariant: on CUDA attention and repair choose kernels, and split lists, as for so many sequences whatever a
+        call has, and every sequence has the same bits in every batch. A CPU session is so always."""
         wanted = dict(
             device=device,
             device_id=device_id,
@@ -148,6 +151,7 @@ class Session:
             log_level=log_level,
             check=check,
             delay_microseconds=delay_microseconds,
+            invariant_batch=invariant_batch,
         )
         options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
         if log is not None:

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counters at the beginning of each arena, which are zero between calls: a kernel that counts leaves them so. What lies after
 /// them is undefined.
-pub const COUNTERS: usize = 1 << 14;
+pub const COUNTERS: usize = 1 << 16;
 const COUNTER_BYTES: usize = COUNTERS * size_of::<u32>();
 
 pub struct Arenas {

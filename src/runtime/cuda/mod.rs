@@ -78,6 +78,8 @@ pub struct Facts {
     pub capability: u32,
     /// Shared memory that a CTA can have.
     pub shared_bytes: u32,
+    /// 0, or the number of sequences for which attention is planned whatever a call has: `invariant_batch` in the session's options.
+    pub invariant_batch: u32,
     driver_version: u32,
     load_microseconds: u64,
     name: [c_char; 64],
@@ -122,7 +124,7 @@ impl Cuda {
         let context = Context::retain(options.device_id)?;
         let entered = context.enter()?;
         let allocating = Allocating::enter()?;
-        let mut facts = Facts::read(&context)?;
+        let mut facts = Facts { invariant_batch: options.invariant_batch, ..Facts::read(&context)? };
         let started = Instant::now();
         let kernels = Loaded::load(families, &context, &facts)?;
         facts.load_microseconds = started.elapsed().as_micros() as u64;
@@ -303,6 +305,7 @@ impl Facts {
             multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             capability: (major * 10 + minor) as u32,
             shared_bytes: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
+            invariant_batch: 0,
             driver_version: driver_version as u32,
             load_microseconds: 0,
             name: fixed_text(&context.name()?),

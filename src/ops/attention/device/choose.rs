@@ -221,7 +221,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let shape = decode128::shape(device.multiprocessors, sizes, rows, partials);
     let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
     let is_verify128s =
-        (is_far || reads_most(sizes, options)) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+        (is_far || suits_verify128(sizes, options)) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
     let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
     fit.unless(int4.is_some(), NO_INT4)
         .unless(tree, "it takes no draft tree")
@@ -238,11 +238,21 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         .unless(stages.is_none(), "it needs more shared memory than the device has")
 }
 
+/// Whether verify128 takes any number of rows: where it is the fastest, and in a batch-invariant session for all tokens of a sequence, so that
+/// a draft's row has the bits when it is verified that it would have alone.
+fn suits_verify128(sizes: &Sizes, options: &Options) -> bool {
+    reads_most(sizes, options) || is_alike(sizes, options)
+}
+
+fn is_alike(sizes: &Sizes, options: &Options) -> bool {
+    sizes.is_invariant() && !options.lists
+}
+
 /// Whether all tokens of all sequences are read, and are so many that verify128 reads them fastest whatever the number of rows. Where they
 /// are more still, the device's power is the limit, and mma takes less of it. Where pages end within tiles, mma was faster for
 /// four rows and slower for sixteen; one of its warps attends for up to eight.
 fn reads_most(sizes: &Sizes, options: &Options) -> bool {
-    let tokens = sizes.lists.saturating_mul(sizes.list_tokens);
+    let tokens = sizes.split_lists().saturating_mul(sizes.list_tokens);
     let is_long = sizes.list_tokens >= verify128::LONG_TOKENS;
     let is_mmas = !options.whole_tiles && sizes.rows <= WARP_ROWS;
     !options.lists && !options.window && is_long && !is_mmas && verify128::DENSE_TOKENS.contains(&tokens)
@@ -274,7 +284,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         int4,
     } = *options;
     // Of draft trees it is the one fast variant.
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !reads_most(sizes, options) && !tree;
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(sizes, options) && !tree;
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)
@@ -286,7 +296,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 fn fit_verify_short(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let pays = verify128::short_pays(sizes, device.multiprocessors, options.lists, options.tree);
     match fit_verify128(device, sizes, options) {
-        Fit::Takes if !pays || options.is_far => Fit::Slower,
+        Fit::Takes if !pays || options.is_far || is_alike(sizes, options) => Fit::Slower,
         fit => fit,
     }
     .unless(!device.runs_verify_short, "it needs clusters of compute capability 9.0 itself")

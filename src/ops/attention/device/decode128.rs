@@ -19,8 +19,8 @@ const FEW_TOKENS: u64 = 64 << 10;
 /// Whether lists may differ so much in length that CTAs would wait for the longest.
 pub fn is_uneven(multiprocessors: u32, sizes: &Sizes, has_lists: bool) -> bool {
     // The lists of one sequence are equally long.
-    let may_differ = sizes.lists > sizes.kv_heads as u64;
-    let are_many = sizes.lists > (multiprocessors / MOST_CTAS * 2) as u64;
+    let may_differ = sizes.split_lists() > sizes.kv_heads as u64;
+    let are_many = sizes.split_lists() > (multiprocessors / MOST_CTAS * 2) as u64;
     may_differ && (sizes.list_tokens > MOST_TOKENS || (!has_lists && are_many))
 }
 
@@ -45,9 +45,9 @@ pub fn shape(multiprocessors: u32, sizes: &Sizes, rows: Rows, has_partials: bool
         (true, Rows::UpTo4) => FEW_TOKENS / 2,
         (true, _) => FEW_TOKENS / 4,
     };
-    let leaves_room = sizes.lists.saturating_mul(sizes.list_tokens) <= few;
+    let leaves_room = sizes.split_lists().saturating_mul(sizes.list_tokens) <= few;
     let share = if leaves_room { multiprocessors / 2 } else { multiprocessors } as u64;
-    let ctas = (share / sizes.lists.max(1)).clamp(1, MOST_CTAS as u64) as u32;
+    let ctas = (share / sizes.split_lists().max(1)).clamp(1, MOST_CTAS as u64) as u32;
     let sharing = if has_partials { sharing(sizes.unit_tiles, sizes.units, ctas) } else { Some(1) };
     Shape { ctas, sharing }
 }
@@ -86,7 +86,7 @@ pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Si
         q_pitch: warp_bytes(rows, sharing.is_none()),
         ..*params
     };
-    let states = if ctas > 1 { lists * ctas * state_bytes(rows) } else { 0 };
+    let states = if ctas > 1 { lists as usize * (ctas * state_bytes(rows)) as usize } else { 0 };
     Some(Plan {
         params,
         entry: Entry::Decode128(element, rows),
@@ -96,7 +96,7 @@ pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Si
         joining: 0,
         shared,
         is_split_first: false,
-        scratch: Scratch::of_states(states as usize),
+        scratch: Scratch::of_states(states),
     })
 }
 

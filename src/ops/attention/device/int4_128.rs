@@ -46,7 +46,7 @@ pub fn row_blocks(sizes: &Sizes) -> u32 {
 
 /// Whether up to 48 rows are taken sooner 16 at a time, each by multiprocessors of its own, than all at once.
 pub fn is_short(sizes: &Sizes) -> bool {
-    sizes.rows <= 48 && sizes.lists.saturating_mul(sizes.list_tokens) <= 32 << 10
+    sizes.rows <= 48 && sizes.split_lists().saturating_mul(sizes.list_tokens) <= 32 << 10
 }
 
 /// The plan of a call that fits.
@@ -59,7 +59,8 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
     // As many CTAs as run at a time, as long as each of their warps has a unit.
     let units = sizes.units.div_ceil(SHORT_UNIT_TILES.min(block_tiles) as u64);
     let most = (units.div_ceil(WARPS as u64).clamp(1, MOST_CTAS as u64)) as u32;
-    let ctas = (multiprocessors * at_a_time / items.max(1)).clamp(1, most);
+    let split_items = sizes.split_lists().saturating_mul(row_blocks.into()).max(1);
+    let ctas = (u64::from(multiprocessors * at_a_time) / split_items).clamp(1, most.into()) as u32;
     let is_long = sizes.units >= (ctas * WARPS * UNIT_TILES * 2) as u64;
     let together = if is_long { UNIT_TILES } else { SHORT_UNIT_TILES };
     let params = params::Params {
@@ -74,7 +75,7 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
         q_offset: WARPS * WARP_BYTES,
         ..*params
     };
-    let states = if ctas > 1 { items * ctas * decode128::state_bytes(rows) } else { 0 };
+    let states = if ctas > 1 { items as usize * (ctas * decode128::state_bytes(rows)) as usize } else { 0 };
     Some(Plan {
         params,
         entry: Entry::Int4_128(element, rows),
@@ -84,7 +85,7 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
         joining: 0,
         shared: shared(rows),
         is_split_first: false,
-        scratch: Scratch::of_states(states as usize),
+        scratch: Scratch::of_states(states),
     })
 }
 

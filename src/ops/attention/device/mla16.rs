@@ -61,7 +61,8 @@ fn cost(tiles: u32, ctas: u32, clusters: u32) -> u32 {
 pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan> {
     let row_blocks = params.rows.div_ceil(ROWS);
     let (items, tiles) = (sizes.lists as u32 * row_blocks, sizes.list_tokens.max(1).div_ceil(TILE as u64));
-    let (ctas, clusters) = clusters.split(items, tiles as u32);
+    let split_items = sizes.split_lists().saturating_mul(row_blocks.into()).min(u32::MAX.into()) as u32;
+    let (ctas, clusters) = clusters.split(split_items, tiles as u32);
     let groups = CHANNEL_GROUPS / ctas;
     let params = Params {
         work_items: items,
@@ -72,7 +73,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan>
         ..*params
     };
     let slice_bytes = (groups * 8 + 2) * ROWS * size_of::<f32>() as u32;
-    let slices = if clusters > 1 { items * ctas * clusters } else { 0 };
+    let slices = if clusters > 1 { items as usize * (ctas * clusters) as usize } else { 0 };
     Some(Plan {
         params,
         entry: Entry::Mla16(sizes.element?),
@@ -82,7 +83,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan>
         joining: 0,
         shared: SHARED,
         is_split_first: false,
-        scratch: Scratch::of_states((slices * slice_bytes) as usize),
+        scratch: Scratch::of_states(slices * slice_bytes as usize),
     })
 }
 

@@ -47,7 +47,8 @@ pub fn joining_threads(states: u32) -> u32 {
 pub fn plan(multiprocessors: u32, params: &Params, sizes: &Sizes) -> Option<Plan> {
     let row_blocks = params.rows.div_ceil(ROWS);
     let (items, tiles) = (sizes.lists as u32 * row_blocks, sizes.list_tokens.max(1).div_ceil(TOKENS as u64));
-    let ctas = split(multiprocessors, items, tiles as u32);
+    let split_items = sizes.split_lists().saturating_mul(row_blocks.into()).min(u32::MAX.into()) as u32;
+    let ctas = split(multiprocessors, split_items, tiles as u32);
     let params = Params {
         work_items: items,
         row_blocks: Divisor::new(row_blocks),
@@ -55,7 +56,7 @@ pub fn plan(multiprocessors: u32, params: &Params, sizes: &Sizes) -> Option<Plan
         log_members: (ROWS / 8).ilog2(),
         ..*params
     };
-    let states = if ctas > 1 { items * ctas } else { 0 };
+    let states = if ctas > 1 { items as usize * ctas as usize } else { 0 };
     Some(Plan {
         params,
         entry: Entry::Mla64(sizes.element?),
@@ -65,7 +66,7 @@ pub fn plan(multiprocessors: u32, params: &Params, sizes: &Sizes) -> Option<Plan
         joining: if ctas > 1 { items * JOINING } else { 0 },
         shared: SHARED,
         is_split_first: false,
-        scratch: Scratch::of_states((states * STATE_BYTES) as usize),
+        scratch: Scratch::of_states(states * STATE_BYTES as usize),
     })
 }
 

@@ -1,31 +1,18 @@
 //! The plan of kernels/attention/mma.cuh and general.cu: units of all lists are split evenly among the CTAs of the device.
 
+use super::chunks::{Chunks, Cut};
 use super::params::Params;
 use super::plan::{
     Entry, Plan, Scratch, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS, Width, values_are_keys,
 };
 use crate::core::status::{Error, Result};
-use crate::runtime::cuda::layout::{Divisor, kernel_constants};
+use crate::runtime::cuda::layout::Divisor;
 
 /// Shared memory that the kernels declare, rounded up.
 const STATIC_SHARED: u32 = 2304;
 const MOST_STAGES: u32 = 8;
-/// Work items among which a warp of each CTA can find the CTA's share.
-const FEW_ITEMS: u32 = 32;
-/// A CtaShare of kernels/attention/attention.cuh.
-pub const CTA_SHARE_BYTES: usize = 48;
 /// Units that the kernels count stay below.
 const MOST_UNITS: u64 = 1 << 31;
-
-kernel_constants! {
-    /// Counters that the last CTA of a launch makes zero where CTAs find their shares themselves: one of each CTA, and one that it arrives at.
-    const CLEARED_COUNTERS: u32 = 256;
-}
-
-/// Whether each of `ctas` CTAs finds its share itself; otherwise attention_split runs first.
-pub fn find_shares(work_items: u32, ctas: u32) -> bool {
-    work_items <= FEW_ITEMS && ctas < CLEARED_COUNTERS
-}
 
 /// Dynamic shared memory that a kernel can have.
 pub fn most_shared(shared_bytes: u32) -> u32 {
@@ -71,24 +58,19 @@ pub fn entry(sizes: &Sizes) -> Option<Entry> {
 /// The plan of mma, or of a kernel that general runs.
 pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
     let WorkItems { mut params, rows, shared } = work_items(shared_bytes, params, sizes, entry, MOST_STAGES)?;
-    let target = multiprocessors.saturating_sub(params.work_items).max(multiprocessors / 2).max(1);
-    params.target_chunks = Divisor::new(target);
-    let most_chunks = (sizes.units as u32).div_ceil(params.least_units).max(1);
-    let ctas = (params.work_items + target).min(params.work_items.saturating_mul(most_chunks));
-    let are_few = find_shares(params.work_items, ctas);
-    let states = if are_few { ctas } else { 2 * target };
+    let more = multiprocessors.saturating_sub(params.work_items).max(multiprocessors / 2).max(1);
+    let chunks = Chunks::plan(&mut params, sizes, 1, Cut::of(sizes, multiprocessors, more))?;
     let state_bytes = rows as usize * (params.value_dim as usize + 2) * size_of::<f32>();
-    let shares = if are_few { 0 } else { ctas as usize * CTA_SHARE_BYTES };
     Ok(Plan {
         params,
         entry,
-        ctas,
+        ctas: chunks.count,
         threads: THREADS,
         cluster: None,
         joining: 0,
         shared,
-        is_split_first: !are_few,
-        scratch: Scratch { shares: shares.next_multiple_of(256), states: states as usize * state_bytes },
+        is_split_first: chunks.is_split_first,
+        scratch: Scratch { shares: chunks.share_bytes(), states: chunks.states as usize * state_bytes },
     })
 }
 

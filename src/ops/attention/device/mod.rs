@@ -2,6 +2,7 @@
 //! how the call is split among CTAs (a plan of each variant), and their launch.
 
 mod choose;
+mod chunks;
 mod decode128;
 mod int4_128;
 mod mla16;
@@ -23,11 +24,11 @@ pub use plan::{
 pub use term::launch as join_term;
 pub use verify128::{
     SHARED as VERIFY128_SHARED, THREADS as VERIFY128_THREADS, describe as describe_verify128,
-    work_items as verify128_items,
+    split_items as verify128_items,
 };
 
 use super::{Problem, Term};
-use crate::core::status::Result;
+use crate::core::status::{Error, Result};
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use choose::Device;
@@ -110,6 +111,8 @@ const REPAIR: [(RepairVariant, Element, &str, &str); 8] = [
 ];
 
 pub struct Kernels {
+    /// As in [`Sizes`].
+    pub invariant_batch: u32,
     /// Those of [`ATTENTION`] that run on the device.
     attention: Vec<(Entry, Kernel)>,
     device: Device,
@@ -217,6 +220,7 @@ impl cuda::Kernels for Kernels {
         let can_form = |&size: &u32| size == 1 || repair.iter().all(|(_, _, kernel)| active(kernel, size) > 0);
         let sizes = if repair.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         Ok(Kernels {
+            invariant_batch: facts.invariant_batch,
             device,
             clusters,
             verify_clusters,
@@ -253,7 +257,7 @@ impl Kernels {
 pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Option<(Variant, Plan)>> {
     let Some(params) = describe(job)? else { return Ok(None) };
     let device = &kernels.device;
-    let (sizes, options) = (Sizes::of(job, &params), Options::of(job, &params));
+    let (sizes, options) = (Sizes::of(job, &params, kernels.invariant_batch), Options::of(job, &params));
     let variant = variants::choose(forced, |variant| choose::fit(variant, device, &sizes, &options))?;
     let (multiprocessors, shared_bytes) = (device.multiprocessors, device.shared_bytes);
     let of_general = match (options.int4, options.tree) {
@@ -282,7 +286,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
                 (None, true) => Entry::Verify128Tree(element),
                 (None, false) => Entry::Verify128(element),
             };
-            verify128::plan(clusters, &params, &sizes, entry)
+            verify128::plan(clusters, &params, &sizes, entry)?
         }
         Variant::Verify128Short => {
             let (clusters, element) = (kernels.short_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
@@ -301,6 +305,16 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         Variant::Mma => general(true)?,
         Variant::General => general(false)?,
     };
+    // Otherwise lists that are split are few.
+    if sizes.is_invariant() && plan.counters() > Enqueue::COUNTERS {
+        let (batch, most) = (job.problem.positions.batch(), Enqueue::COUNTERS);
+        let text = format!(
+            "{batch} sequences need {} counters in a session of invariant_batch {}; a stream has {most}",
+            plan.counters(),
+            sizes.invariant_batch
+        );
+        return Err(Error::unsupported(text));
+    }
     Ok(Some((variant, plan)))
 }
 

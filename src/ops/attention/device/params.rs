@@ -103,7 +103,7 @@ kernel_struct! {
         pub kept_past: View<1>,
         pub far: i64,
         pub near_pages: u32,
-        pub unused: u32,
+        pub octave_chunks: u32,
     }
 }
 
@@ -158,7 +158,7 @@ impl RepairParams {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mma;
+    use super::super::chunks;
     use super::*;
     use crate::runtime::cuda::layout;
 
@@ -172,7 +172,7 @@ mod tests {
             Params::layout("AttentionParams"),
             RepairParams::layout("RepairParams"),
             MergeParams::layout("MergeParams"),
-            mma::kernel_constants(),
+            chunks::kernel_constants(),
         ];
         layout::check("attention", file!(), &structs);
     }

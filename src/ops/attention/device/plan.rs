@@ -163,6 +163,10 @@ pub struct Sizes {
     pub rows: u32,
     /// Lists, or sequences and KV heads without a list.
     pub lists: u64,
+    /// Those of one sequence.
+    pub sequence_lists: u64,
+    /// In a batch-invariant session, the number of sequences for which kernels and splits are chosen; otherwise 0.
+    pub invariant_batch: u32,
     /// Tokens of a full list.
     pub list_tokens: u64,
     /// Units of a full list, and tiles of a unit.
@@ -171,7 +175,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub fn of(job: &Job, params: &Params) -> Sizes {
+    pub fn of(job: &Job, params: &Params, invariant_batch: u32) -> Sizes {
         let Problem { positions, kv, .. } = job.problem;
         let list_tokens = match job.list {
             Some(list) => (list.cap() as u64).saturating_mul(params.block.value as u64),
@@ -184,10 +188,23 @@ impl Sizes {
             kv_heads: params.kv_heads.value,
             rows: params.rows,
             lists: lists(job) as u64,
+            sequence_lists: sequence_lists(job) as u64,
+            invariant_batch,
             list_tokens,
             units: list_tokens.div_ceil(params.unit_tokens as u64),
             unit_tiles: params.unit_tiles.value,
         }
+    }
+
+    /// Lists by whose number kernels are chosen and lists are split: all, or in a batch-invariant session those of as many sequences as
+    /// it is made for.
+    pub fn split_lists(&self) -> u64 {
+        if self.is_invariant() { self.sequence_lists.saturating_mul(self.invariant_batch.into()) } else { self.lists }
+    }
+
+    /// Whether a sequence has the same bits in every batch.
+    pub fn is_invariant(&self) -> bool {
+        self.invariant_batch > 0
     }
 }
 
@@ -233,6 +250,16 @@ impl Plan {
         self.scratch.shares + self.scratch.states
     }
 
+    /// The most counters that its kernels count with.
+    pub fn counters(&self) -> usize {
+        let items = self.params.work_items as usize;
+        match self.entry {
+            Entry::Decode128(..) | Entry::Decode128Term(..) | Entry::Int4_128(..) => items * WARPS as usize,
+            Entry::Mla64(_) | Entry::VerifyShort(_) | Entry::VerifyShortTree(_) => 0,
+            _ => items * self.cluster.unwrap_or(1) as usize,
+        }
+    }
+
     /// Places the plan in scratch that begins there, with counters.
     pub fn place(&mut self, scratch: *mut u8, counters: *mut u8) {
         self.params.cta_shares = if self.is_split_first { scratch } else { std::ptr::null_mut() };
@@ -243,8 +270,11 @@ impl Plan {
 
 /// Lists of a call; own lists are of a query position each.
 pub fn lists(job: &Job) -> usize {
-    let per_head = job.list.map_or(1, |list| list.per_head());
-    job.problem.positions.batch() * per_head * job.problem.heads.kv
+    job.problem.positions.batch() * sequence_lists(job)
+}
+
+fn sequence_lists(job: &Job) -> usize {
+    job.list.map_or(1, |list| list.per_head()) * job.problem.heads.kv
 }
 
 /// What the kernels of every variant are told. `None` where there is nothing to do.

@@ -3,9 +3,10 @@
 
 use std::ops::RangeInclusive;
 
-use super::mma::{self, CTA_SHARE_BYTES};
+use super::chunks::{Chunks, Cut};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
+use crate::core::status::Result;
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
 
@@ -69,7 +70,7 @@ impl Clusters {
     fn choose(&self, items: u32, list_tokens: u64) -> (u32, u32) {
         let [single, pairs, _, fours, ..] = self.0;
         if list_tokens <= ALONE_TOKENS && items <= pairs {
-            return (self.largest(items, MOST_CTAS), 0);
+            return (self.largest(items.into(), MOST_CTAS), 0);
         }
         let (ctas, at_once) = if items > pairs {
             (1, single)
@@ -82,19 +83,24 @@ impl Clusters {
     }
 
     /// CTAs of repair's clusters, of which each work item has one. With more than these SUPERSET took longer.
-    pub fn of_repair(&self, items: u32) -> u32 {
+    pub fn of_repair(&self, items: u64) -> u32 {
         self.largest(items, LARGEST_CLUSTER as usize)
     }
 
     /// CTAs of the largest clusters, of at most so many, of which one for each work item runs at once.
-    fn largest(&self, items: u32, most: usize) -> u32 {
-        self.0[..most].iter().rposition(|&clusters| clusters >= items).unwrap_or(0) as u32 + 1
+    fn largest(&self, items: u64, most: usize) -> u32 {
+        self.0[..most].iter().rposition(|&clusters| u64::from(clusters) >= items).unwrap_or(0) as u32 + 1
     }
 }
 
 /// Work items of a call, each a list and up to 64 of its rows.
 pub fn work_items(sizes: &Sizes) -> u32 {
     sizes.lists as u32 * sizes.rows.div_ceil(ROWS)
+}
+
+/// Those by whose number splits are chosen.
+pub fn split_items(sizes: &Sizes) -> u64 {
+    sizes.split_lists().saturating_mul(sizes.rows.div_ceil(ROWS).into())
 }
 
 /// What the kernels are told of work items and of clusters of `ctas`.
@@ -109,29 +115,32 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
 }
 
 /// The plan of a call that fits, by the kernel `entry`.
-pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -> Plan {
-    let items = work_items(sizes);
-    let (ctas, target) = clusters.choose(items, sizes.list_tokens);
+pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
+    let [single, pairs, ..] = clusters.0;
+    let (ctas, cut) = if sizes.is_invariant() {
+        // Whatever the number of rows, which have the bits then that each has alone.
+        let (ctas, at_once) = if sizes.split_lists() > pairs.into() { (1, single) } else { (2, pairs) };
+        (ctas, Cut::of(sizes, at_once, 0))
+    } else {
+        let (ctas, more) = clusters.choose(work_items(sizes), sizes.list_tokens);
+        (ctas, Cut::Evenly(more))
+    };
+    let mut params = describe(params, sizes, ctas);
     // A list that is to be one chunk has no more than the least units of one.
-    let least_units = (STAGE_UNITS * ctas).max(if target == 0 { sizes.units as u32 } else { 0 });
-    let params = Params { target_chunks: Divisor::new(target.max(1)), least_units, ..describe(params, sizes, ctas) };
-    let most_chunks = (sizes.units as u32).div_ceil(params.least_units).max(1);
-    let chunks = (items + target).min(items.saturating_mul(most_chunks));
-    let are_few = mma::find_shares(items, chunks * ctas);
-    let states = if are_few { chunks } else { 2 * target };
+    params.least_units = (STAGE_UNITS * ctas).max(if matches!(cut, Cut::Evenly(0)) { sizes.units as u32 } else { 0 });
+    let chunks = Chunks::plan(&mut params, sizes, ctas, cut)?;
     let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (CHANNELS + 2) * size_of::<f32>() as u32;
-    let shares = if are_few { 0 } else { chunks as usize * CTA_SHARE_BYTES };
-    Plan {
+    Ok(Plan {
         params,
         entry,
-        ctas: chunks * ctas,
+        ctas: chunks.count * ctas,
         threads: if entry.is_int4() { INT4_THREADS } else { THREADS },
         cluster: Some(ctas),
         joining: 0,
         shared: SHARED,
-        is_split_first: !are_few,
-        scratch: Scratch { shares: shares.next_multiple_of(256), states: states as usize * state_bytes as usize },
-    }
+        is_split_first: chunks.is_split_first,
+        scratch: Scratch { shares: chunks.share_bytes(), states: chunks.states as usize * state_bytes as usize },
+    })
 }
 
 /// Whether lists are so few that CTAs of verify128_short, as many as have work, leave half of the multiprocessors free.
@@ -141,7 +150,7 @@ fn are_few(items: u64, multiprocessors: u32) -> bool {
 
 /// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle.
 pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree: bool) -> bool {
-    let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(ROWS).into());
+    let items = split_items(sizes);
     let are_many =
         items.saturating_mul(2 * MANY_LISTS_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
     let tokens = match (are_few(items, multiprocessors), is_tree) {
@@ -155,15 +164,15 @@ pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree:
 
 /// The plan of a call by the kernel `entry` of verify128_short. No CTA of a cluster is without a stage.
 pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Plan {
-    let items = work_items(sizes);
-    let most = if are_few(items.into(), multiprocessors) { FEW_LISTS_CTAS } else { MANY_LISTS_CTAS };
+    let items = split_items(sizes);
+    let most = if are_few(items, multiprocessors) { FEW_LISTS_CTAS } else { MANY_LISTS_CTAS };
     let stages = sizes.units.div_ceil(u64::from(STAGE_UNITS)).min(most as u64) as u32;
     // A CTA that is alone could send itself nothing.
     let ctas = clusters.largest(items, most).min(stages).max(2);
     Plan {
         params: describe(params, sizes, HALVES * ctas),
         entry,
-        ctas: items * ctas,
+        ctas: work_items(sizes) * ctas,
         threads: SHORT_THREADS,
         cluster: Some(ctas),
         joining: 0,

@@ -61,9 +61,9 @@ fn plan(
 ) -> Result<Option<Plan>> {
     let job = job(r);
     let Some(params) = describe(&job)? else { return Ok(None) };
-    let (sizes, options) = (Sizes::of(&job, &params), Options::of(&job, &params));
+    let (sizes, options) = (Sizes::of(&job, &params, kernels.invariant_batch), Options::of(&job, &params));
     // As many CTAs as have a multiprocessor each.
-    let fits = |&size: &u32| sizes.lists.saturating_mul(size as u64) <= facts.multiprocessors as u64;
+    let fits = |&size: &u32| sizes.split_lists().saturating_mul(size as u64) <= facts.multiprocessors as u64;
     let cluster = kernels.cluster_sizes.iter().copied().rfind(fits).unwrap_or(1);
     let items = |element, stages| {
         work_items(facts.shared_bytes, &params, &sizes, Entry::Mma(element, device::Width::W128), stages)
@@ -80,7 +80,7 @@ fn plan(
             .find(|items| items.as_ref().map_or(true, |items| one_launch::fits(items, r, cluster, most_shared)))
             .transpose()?,
     };
-    let small_cluster = cluster_that_leaves_room(facts, kernels, sizes.lists, cluster);
+    let small_cluster = cluster_that_leaves_room(facts, kernels, sizes.split_lists(), cluster);
     let repair = RepairSizes {
         list_entries: r.selected.cap().max(r.predicted.cap()),
         entries_per_partial: r.entries_per_partial,

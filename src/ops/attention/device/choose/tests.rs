@@ -19,6 +19,8 @@ pub const SIZES: Sizes = Sizes {
     kv_heads: 8,
     rows: 4,
     lists: 8,
+    sequence_lists: 8,
+    invariant_batch: 0,
     list_tokens: 2048,
     units: 128,
     unit_tiles: 1,
@@ -51,6 +53,25 @@ const LATENTS: Options = Options { values_are_keys: true, ..NOTHING };
 
 fn chosen(device: &Device, sizes: &Sizes, options: &Options) -> Variant {
     choose(None, |variant| fit(variant, device, sizes, options)).unwrap()
+}
+
+#[test]
+fn batch_invariant_sessions_choose_by_the_batch_that_they_are_made_for() {
+    let of = |lists, invariant_batch, list_tokens, has_lists| {
+        let sizes = Sizes { lists, invariant_batch, list_tokens, units: list_tokens / 16, ..SIZES };
+        chosen(&H200, &sizes, &Options { lists: has_lists, ..NOTHING })
+    };
+    // Lists of several sequences that are longer than 12K tokens may differ in length.
+    assert_eq!([8, 800].map(|lists| of(lists, 0, 16 << 10, true)), [Variant::Decode128, Variant::Mma]);
+    assert_eq!([8, 800].map(|lists| of(lists, 1, 16 << 10, true)), [Variant::Decode128; 2]);
+    assert_eq!([8, 800].map(|lists| of(lists, 2, 16 << 10, true)), [Variant::Mma; 2]);
+    // One kernel takes all tokens of any number of rows, and of any length.
+    for rows in [1, 4, 36, 64, 80] {
+        for list_tokens in [1 << 10, 1 << 13, 1 << 17] {
+            let sizes = Sizes { rows, invariant_batch: 4, list_tokens, units: list_tokens / 16, ..SIZES };
+            assert_eq!(chosen(&H200, &sizes, &Options { lists: false, ..NOTHING }), Variant::Verify128);
+        }
+    }
 }
 
 #[test]

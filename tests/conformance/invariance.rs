@@ -1,0 +1,261 @@
+//! Batch-invariant sessions: every sequence of a call has the bits that it has in a call of any other sequences beside it.
+
+use crate::Case;
+use crate::attention_model::*;
+use crate::attention_rows::{Prediction, agrees};
+use crate::support::*;
+use std::ops::Range;
+use vanward::abi::*;
+
+pub const CASES: &[Case] = cases![
+    invariant_attention_agrees_with_the_formula,
+    invariant_attention_does_not_depend_on_the_batch,
+    invariant_attention_of_a_position_does_not_depend_on_the_others,
+    invariant_repair_does_not_depend_on_the_batch,
+];
+
+/// Numbers of sequences that sessions are made for.
+const MADE_FOR: [u64; 4] = [1, 2, 16, 400];
+
+/// Lists so long that they are split.
+fn long(rng: &mut Rng) -> Spec {
+    let spec = match rng.size(0..=5) {
+        0 => Spec { most: rng.pick(&[300, 2600]), ..Spec::plain(rng) },
+        1 => latents(rng),
+        2 => Spec { int4: true, slots: false, scales: [Scales::Absent; 2], ..of_128_channels(rng) },
+        _ => of_128_channels(rng),
+    };
+    Spec {
+        batch: rng.size(3..=6),
+        q_lens: rng.one_in(3) && spec.positions.is_some(),
+        poisoned: false,
+        aligned: true,
+        ..spec
+    }
+}
+
+fn of_128_channels(rng: &mut Rng) -> Spec {
+    let kv_type = rng.pick(&[F16, BF16]);
+    let rows = [(None, 1), (None, 4), (None, 12), (Some(3), 4), (Some(9), 4), (Some(9), 8)];
+    let (positions, group) = rng.pick(&rows);
+    let (page, block) = rng.pick(&[(64, 64), (64, 16), (16, 32)]);
+    Spec {
+        positions,
+        kv_heads: rng.size(1..=2),
+        group,
+        dim: 128,
+        value_dim: 128,
+        page,
+        block,
+        most: rng.pick(&[700, 2600, 5000]),
+        q_type: kv_type,
+        kv_type,
+        lists: rng.pick(&[Lists::Absent, Lists::Absent, Lists::Shared]),
+        ..Spec::default()
+    }
+}
+
+fn latents(rng: &mut Rng) -> Spec {
+    let kv_type = rng.pick(&[F16, BF16]);
+    Spec {
+        kv_heads: 1,
+        group: rng.pick(&[16, 64]),
+        dim: 576,
+        value_dim: 512,
+        page: 64,
+        block: 64,
+        most: 1100,
+        q_type: kv_type,
+        kv_type,
+        lists: rng.pick(&[Lists::Absent, Lists::Shared]),
+        scale: Some(0.05),
+        latent: true,
+        ..Spec::default()
+    }
+}
+
+/// Those sequences of a tensor whose first dimension they are.
+fn take(t: &mut vwd_tensor, sequences: &Range<usize>) {
+    if t.ndim > 0 && !t.data.is_null() {
+        let step = t.strides[0] * (t.dtype_bits / 8) as i64;
+        t.data = t.data.wrapping_byte_offset(step as isize * sequences.start as isize);
+        t.shape[0] = sequences.len() as i64;
+    }
+}
+
+/// The tensors of sequences in both calls. A macro, as their fields are alike and their types are not.
+macro_rules! take_call {
+    ($call:expr, $sequences:expr, [$($field:ident).+]) => { take(&mut $call.$($field).+, $sequences) };
+    ($call:expr, $sequences:expr, $($field:tt),+) => { $(take_call!($call, $sequences, $field);)+ };
+}
+
+fn take_kv(kv: *const vwd_paged_kv, sequences: &Range<usize>) -> *const vwd_paged_kv {
+    // SAFETY: calls of this file have keys and values, which outlive them.
+    let mut kv = unsafe { *kv };
+    take_call!(kv, sequences, [page_table], [seq_lens]);
+    if !kv.int4.is_null() {
+        // SAFETY: as above.
+        let mut int4 = unsafe { *kv.int4 };
+        take_call!(int4, sequences, [page_table], [coded_lens], [mean_table]);
+        kv.int4 = kept(int4);
+    }
+    kept(kv)
+}
+
+fn take_attention(mut call: vwd_attention_args, sequences: &Range<usize>) -> vwd_attention_args {
+    call.kv = take_kv(call.kv, sequences);
+    take_call!(
+        call,
+        sequences,
+        [q],
+        [q_lens],
+        [list.ids],
+        [list.counts],
+        [list.slots],
+        [out],
+        [lse],
+        [state.acc],
+        [state.m],
+        [state.l],
+        [partials.acc],
+        [partials.m],
+        [partials.l],
+        [tree]
+    );
+    call
+}
+
+fn take_repair(mut call: vwd_repair_args, sequences: &Range<usize>) -> vwd_repair_args {
+    call.kv = take_kv(call.kv, sequences);
+    take_call!(
+        call,
+        sequences,
+        [q],
+        [q_lens],
+        [predicted.ids],
+        [predicted.counts],
+        [selected.ids],
+        [selected.counts],
+        [selected.slots],
+        [missed_counts],
+        [out],
+        [lse],
+        [state.acc],
+        [state.m],
+        [state.l],
+        [predicted_state.acc],
+        [predicted_state.m],
+        [predicted_state.l],
+        [predicted_partials.acc],
+        [predicted_partials.m],
+        [predicted_partials.l]
+    );
+    call
+}
+
+/// Runs of sequences of a batch: each alone, and with others before or after it.
+fn companies(batch: usize) -> Vec<Range<usize>> {
+    let alone = (0..batch).map(|i| i..i + 1);
+    alone.chain([0..2, 1..batch, batch - 2..batch]).collect()
+}
+
+/// Compares the bits of what a call of all sequences writes with those of calls of some.
+fn compare(spec: &Spec, run: impl Fn(&Range<usize>) -> Vec<Array<Bytes>>) {
+    let together = run(&(0..spec.batch));
+    for sequences in companies(spec.batch) {
+        for (n, (some, all)) in run(&sequences).iter().zip(&together).enumerate() {
+            for i in sequences.clone() {
+                assert_eq!(some.row([i]), all.row([i]), "output {n} of sequence {i} in {sequences:?} of {spec:?}");
+            }
+        }
+    }
+}
+
+fn invariant_attention_agrees_with_the_formula(backend: &Backend) {
+    let backends = MADE_FOR.map(|batch| backend.invariant(batch));
+    rounds(12, |rng| {
+        let spec = Spec { batch: 2, ..long(rng) };
+        agrees(&backends[rng.size(0..=3)], rng, spec);
+    });
+}
+
+fn invariant_attention_does_not_depend_on_the_batch(backend: &Backend) {
+    let backends = MADE_FOR.map(|batch| backend.invariant(batch));
+    rounds(12, |rng| {
+        let backend = &backends[rng.size(0..=3)];
+        let spec = long(rng);
+        let model = Model::random(rng, spec);
+        let ids = model.ids(rng, 0.8);
+        let placed = Placed::new(backend, rng, &model);
+        let list = (model.spec.lists != Lists::Absent).then(|| PlacedList::new(backend, rng, &model, &ids));
+        let has_partials = list.is_some() && model.spec.value_dim <= 256 && !model.spec.int4 && rng.one_in(2);
+        let attend = |sequences: &Range<usize>| {
+            let rng = &mut Rng::new(1);
+            let results = Results::new(backend, rng, &model.spec);
+            let mut call = placed.attention(list.as_ref(), &results);
+            let groups = list.as_ref().map_or(1, |list| list.cap.max(1));
+            let kept = has_partials.then(|| partials(backend, rng, &model.spec, groups));
+            if let Some(kept) = &kept {
+                call.partials = partials_of(kept);
+            }
+            placed.attend(&take_attention(call, sequences));
+            let kept = kept.iter().flatten().map(Tensor::read_raw);
+            results.bits().into_iter().chain(kept).collect()
+        };
+        compare(&model.spec, attend);
+    });
+}
+
+/// Promised of all tokens, in heads of 128 channels of 16 bits.
+fn invariant_attention_of_a_position_does_not_depend_on_the_others(backend: &Backend) {
+    let backends = MADE_FOR.map(|batch| backend.invariant(batch));
+    rounds(6, |rng| {
+        let backend = &backends[rng.size(0..=3)];
+        let positions = rng.pick(&[2, 5, 9]);
+        let spec = Spec { positions: Some(positions), batch: 2, lists: Lists::Absent, ..of_128_channels(rng) };
+        let model = Model::random(rng, Spec { poisoned: false, aligned: true, ..spec });
+        let attend = |rng: &mut Rng, model: &Model| {
+            let (placed, results) = (Placed::new(backend, rng, model), Results::new(backend, rng, &model.spec));
+            placed.attend(&placed.attention(None, &results));
+            results.bits()
+        };
+        let together = attend(rng, &model);
+        for r in 0..positions {
+            for (n, (alone, together)) in attend(rng, &model.row(r)).iter().zip(&together).enumerate() {
+                for i in 0..2 {
+                    assert_eq!(alone.row([i]), together.row([i, r]), "output {n} of row {r} of {:?}", model.spec);
+                }
+            }
+        }
+    });
+}
+
+fn invariant_repair_does_not_depend_on_the_batch(backend: &Backend) {
+    let backends = MADE_FOR.map(|batch| backend.invariant(batch));
+    rounds(8, |rng| {
+        let backend = &backends[rng.size(0..=3)];
+        let mut spec = long(rng);
+        while spec.lists == Lists::Absent || spec.latent || spec.int4 {
+            spec = long(rng);
+        }
+        // So many lists that repair has smaller clusters for all than for a few.
+        let case = Prediction::of(backend, rng, Spec { batch: 5, kv_heads: 8, most: spec.most.min(600), ..spec });
+        let spec = &case.model.spec;
+        let exact = rng.one_in(2);
+        let first = Results::new(backend, rng, spec);
+        let kept = partials(backend, rng, spec, case.lists[0].cap);
+        case.placed.attend(&vwd_attention_args { partials: partials_of(&kept), ..case.attention(0, &first) });
+        let call = |results: &Results| {
+            let call = case.repair(if exact { VWD_REPAIR_EXACT } else { VWD_REPAIR_SUPERSET }, results);
+            match exact {
+                true => vwd_repair_args { predicted_partials: partials_of(&kept), ..call },
+                false => vwd_repair_args { predicted_state: state_of(&first.state), ..call },
+            }
+        };
+        compare(spec, |sequences| {
+            let results = Results::new(backend, &mut Rng::new(1), spec);
+            case.placed.call_repair(&take_repair(call(&results), sequences));
+            results.bits()
+        });
+    });
+}
