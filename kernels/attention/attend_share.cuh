@@ -56,7 +56,7 @@ __device__ inline void attention(const AttentionParams &p) {
     wait_for_previous_kernel();
     __shared__ CtaShare found;
     if (threadIdx.x < WARP) {
-        const CtaShare own = p.cta_shares ? reinterpret_cast<const CtaShare *>(p.cta_shares)[blockIdx.x] : find_share(p, blockIdx.x);
+        const CtaShare own = share_of(p, blockIdx.x, gridDim.x);
         if (threadIdx.x == 0) found = own;
     }
     __syncthreads();

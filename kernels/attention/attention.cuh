@@ -186,7 +186,6 @@ struct alignas(16) CtaShare {
     uint32 chunk, chunks;  // this chunk, and all chunks of the work item
     uint32 begin, end;     // units of the chunk
     uint32 slot;           // where scratch has the state of the work item's first chunk
-    uint32 counter;        // of the work item's chunks that are done, where it has several
 
     __device__ void take(uint32 units) {
         const uint32 share = units / chunks, more = units - share * chunks;
@@ -196,7 +195,7 @@ struct alignas(16) CtaShare {
 };
 
 // Chunks that begin at the same units in every list, so that a row's sums are added up in one order whatever else the call has: `octave` chunks
-// of least_units, then so many wherever the number of units doubles, of twice as many units each time.
+// of least_units, then as many whenever the number of units has doubled, of twice as many units each time.
 struct FixedChunks {
     uint32 least, octave;
 
@@ -204,7 +203,7 @@ struct FixedChunks {
     __device__ uint32 begin(uint32 chunk) const {
         return chunk < octave ? chunk * least : (octave + chunk % octave) * least << (chunk / octave - 1);
     }
-    // Chunks of a list of so many units, at least one.
+    // How many chunks a list of so many units has, at least one.
     __device__ uint32 count(uint32 units) const {
         const uint32 smallest = (units + least - 1) / least;
         if (smallest <= octave) return max(smallest, 1u);
@@ -229,18 +228,7 @@ __device__ inline uint32 describe_work_item(const AttentionParams &p, uint32 n, 
 __device__ inline uint32 chunk_units(const AttentionParams &p, uint32 total) {
     return max(p.least_units, p.target_chunks.divide(total + p.target_chunks.value - 1));
 }
-// Chunks of a work item, each of `chunk` units unless they are fixed.
-__device__ inline uint32 chunks_of(const AttentionParams &p, uint32 units, uint32 chunk) {
-    return p.octave_chunks ? FixedChunks(p).count(units) : max(1u, (units + chunk - 1) / chunk);
-}
-// The units of the share's chunk, of a work item's `units`.
-__device__ inline void take_chunk(const AttentionParams &p, uint32 units, CtaShare &cta_share) {
-    if (!p.octave_chunks) return cta_share.take(units);
-    const FixedChunks fixed(p);
-    const uint32 next = cta_share.chunk + 1;
-    cta_share.begin = fixed.begin(cta_share.chunk);
-    cta_share.end = next == cta_share.chunks ? units : fixed.begin(next);
-}
+__device__ inline uint32 chunks_of(uint32 units, uint32 chunk) { return max(1u, (units + chunk - 1) / chunk); }
 
 // Finds share `number` where there are up to 32 work items. One warp of a CTA calls it and tells the others, so that all warps agree even
 // where lengths and counts change meanwhile, which is the caller's mistake.
@@ -249,7 +237,7 @@ __device__ inline CtaShare find_share(const AttentionParams &p, uint32 number) {
     CtaShare cta_share{};
     const uint32 units = lane < p.work_items ? describe_work_item(p, lane, cta_share) : 0;
     const uint32 chunk = chunk_units(p, __reduce_add_sync(FULL_WARP, units));
-    const uint32 chunks = lane < p.work_items ? chunks_of(p, units, chunk) : 0, end = warp_inclusive_sum(chunks);
+    const uint32 chunks = lane < p.work_items ? chunks_of(units, chunk) : 0, end = warp_inclusive_sum(chunks);
     const uint32 after = __ballot_sync(FULL_WARP, number < end), from = __ffs(after) - 1;
     if (!after) return CtaShare{};
     cta_share.item = from;
@@ -258,10 +246,31 @@ __device__ inline CtaShare find_share(const AttentionParams &p, uint32 number) {
     cta_share.entries = __shfl_sync(FULL_WARP, cta_share.entries, from);
     cta_share.chunks = __shfl_sync(FULL_WARP, chunks, from);
     cta_share.slot = __shfl_sync(FULL_WARP, end, from) - cta_share.chunks;
-    cta_share.counter = from;
     cta_share.chunk = number - cta_share.slot;
-    take_chunk(p, __shfl_sync(FULL_WARP, units, from), cta_share);
+    cta_share.take(__shfl_sync(FULL_WARP, units, from));
     return cta_share;
+}
+
+// Finds share `number` of `shares` where chunks are fixed: as many for each work item as the longest list has, of which some have nothing to do.
+// The longest chunks of all work items come first, so that none of them is begun when the others end.
+__device__ inline CtaShare fixed_share(const AttentionParams &p, uint32 number, uint32 shares) {
+    const uint32 most = shares / p.work_items, before = number / p.work_items;
+    CtaShare cta_share{};
+    const uint32 units = describe_work_item(p, number - before * p.work_items, cta_share);
+    const FixedChunks fixed(p);
+    cta_share.chunks = fixed.count(units);
+    cta_share.chunk = most - 1 - before;
+    if (cta_share.chunk >= cta_share.chunks) return CtaShare{};
+    cta_share.slot = cta_share.item * most;
+    cta_share.begin = fixed.begin(cta_share.chunk);
+    cta_share.end = min(units, fixed.begin(cta_share.chunk + 1));
+    return cta_share;
+}
+
+// The share of CTA or cluster `number` of `shares`. A warp calls it.
+__device__ inline CtaShare share_of(const AttentionParams &p, uint32 number, uint32 shares) {
+    if (p.cta_shares) return reinterpret_cast<const CtaShare *>(p.cta_shares)[number];
+    return p.octave_chunks ? fixed_share(p, number, shares) : find_share(p, number);
 }
 
 // Where a granule of tokens lies. position −1: it lies nowhere, or no row sees it.

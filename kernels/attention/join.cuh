@@ -193,7 +193,7 @@ __device__ inline Joined join_chunks(const StoredState &first, uint32 chunks, ui
 __device__ inline bool is_last(const AttentionParams &p, const CtaShare &cta_share, Sums &sums) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint32 *const counter = p.counters + cta_share.counter;
+        uint32 *const counter = p.counters + counter_of(p, cta_share);
         sums.is_last = count_up(counter) == cta_share.chunks - 1;
         if (sums.is_last) *counter = 0;
     }

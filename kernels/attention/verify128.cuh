@@ -374,7 +374,7 @@ __device__ inline InCluster begin_verify(const Parameters &all, const AttentionP
     wait_for_previous_kernel();
     if (threadIdx.x < WARP) {
         const uint32 number = blockIdx.x / ctas;
-        const CtaShare found = p.cta_shares ? reinterpret_cast<const CtaShare *>(p.cta_shares)[number] : find_share(p, number);
+        const CtaShare found = share_of(p, number, gridDim.x / ctas);
         if (threadIdx.x == 0) s.cta_share = found;
     }
     __syncthreads();

@@ -213,7 +213,7 @@ struct VerifyJoin : VerifyJob {
     __device__ bool is_last() const {
         sync_some(1, COMPUTE_THREADS);
         if (thread == 0) {
-            uint32 *const counter = p.counters + cta_share.counter * ctas + rank;
+            uint32 *const counter = p.counters + counter_of(p, cta_share) * ctas + rank;
             s.is_last = count_up(counter) == cta_share.chunks - 1;
             if (s.is_last) *counter = 0;
         }

@@ -1,17 +1,22 @@
-//! Batch-invariant sessions: every sequence of a call has the bits that it has in a call of any other sequences beside it.
+//! Every sequence of a call has the bits that it has in a call of any other sequences beside it: attention and repair in batch-invariant sessions, and
+//! selection by axes, with what it leaves out, in every session.
 
 use crate::Case;
 use crate::attention_model::*;
 use crate::attention_rows::{Prediction, agrees};
+use crate::axis::Axes;
+use crate::select::{Choice, ListTensors, Scene};
 use crate::support::*;
 use std::ops::Range;
 use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     invariant_attention_agrees_with_the_formula,
     invariant_attention_does_not_depend_on_the_batch,
     invariant_attention_of_a_position_does_not_depend_on_the_others,
     invariant_repair_does_not_depend_on_the_batch,
+    selection_by_axes_does_not_depend_on_the_batch,
 ];
 
 /// Numbers of sequences that sessions are made for.
@@ -86,7 +91,7 @@ fn take(t: &mut vwd_tensor, sequences: &Range<usize>) {
 /// The tensors of sequences in both calls. A macro, as their fields are alike and their types are not.
 macro_rules! take_call {
     ($call:expr, $sequences:expr, [$($field:ident).+]) => { take(&mut $call.$($field).+, $sequences) };
-    ($call:expr, $sequences:expr, $($field:tt),+) => { $(take_call!($call, $sequences, $field);)+ };
+    ($call:expr, $sequences:expr, $($field:tt),+) => {{ $(take_call!($call, $sequences, $field);)+ }};
 }
 
 fn take_kv(kv: *const vwd_paged_kv, sequences: &Range<usize>) -> *const vwd_paged_kv {
@@ -257,5 +262,58 @@ fn invariant_repair_does_not_depend_on_the_batch(backend: &Backend) {
             case.placed.call_repair(&take_repair(call(&results), sequences));
             results.bits()
         });
+    });
+}
+
+/// So many lists that each has one CTA, where those of one sequence have several.
+fn selection_by_axes_does_not_depend_on_the_batch(backend: &Backend) {
+    rounds(4, |rng| {
+        let (batch, kv_heads, blocks) = (35, 4, rng.pick(&[150, 700]));
+        let scene = Scene::with_positions(backend, rng, [batch, kv_heads, 2, 128], 16, 16 * blocks, None);
+        let choice = Choice::plain(rng.pick(&[20, 128]));
+        let is_int4 = rng.one_in(2);
+        let axes = Axes::new(backend, rng, &scene, is_int4, [Layout::default(), Layout::default()]);
+        let select = |sequences: &Range<usize>| {
+            let rng = &mut Rng::new(1);
+            let lists = ListTensors::poisoned(backend, rng, &scene, choice.cap);
+            let plain = |shape: &[usize]| Tensor::poisoned(backend, F32, shape, &Layout::default());
+            let (scores, masses) = (plain(&[batch, kv_heads, blocks]), plain(&[batch, kv_heads * 2]));
+            let mut call = axes.args(&scene);
+            // SAFETY: the test keeps the index for good.
+            let mut index = unsafe { *call.index };
+            match index.table.ndim {
+                // A page for each sequence.
+                0 => take_call!(index, sequences, [axes], [axis_range]),
+                _ => take(&mut index.table, sequences),
+            }
+            call = vwd_select_blocks_args {
+                block_size: 16,
+                k: choice.k as u32,
+                scale: scene.scale,
+                index: kept(index),
+                q: scene.q.c(),
+                seq_lens: scene.lens.c(),
+                selected: lists.c(),
+                scores: scores.c(),
+                log_mass: masses.c(),
+                ..call
+            };
+            take_call!(call, sequences, [q], [seq_lens], [selected.ids], [selected.counts], [scores], [log_mass]);
+            // SAFETY: the tensors outlive the call.
+            backend.finish(unsafe { vwd_select_blocks(backend.session(), &call, backend.stream()) });
+            [&lists.ids, &lists.counts, &scores, &masses].map(Tensor::read_raw)
+        };
+        let together = select(&(0..batch));
+        for sequences in [0..1, 7..8, 30..35] {
+            for (n, (some, all)) in select(&sequences).iter().zip(&together).enumerate() {
+                for i in sequences.clone() {
+                    assert_eq!(
+                        some.row([i]),
+                        all.row([i]),
+                        "output {n} of sequence {i} in {sequences:?}, INT4 {is_int4}"
+                    );
+                }
+            }
+        }
     });
 }

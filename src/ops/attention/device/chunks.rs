@@ -33,8 +33,8 @@ impl Cut {
     }
 }
 
-/// FixedChunks of kernels/attention/attention.cuh, which has the rule: `octave` chunks of the least units, then so many wherever the number
-/// of units doubles.
+/// FixedChunks of kernels/attention/attention.cuh, which has the rule: `octave` chunks of the least units, then as many whenever the number of
+/// units has doubled.
 #[derive(Clone, Copy)]
 pub struct FixedChunks {
     least_units: u32,
@@ -42,15 +42,19 @@ pub struct FixedChunks {
 }
 
 impl FixedChunks {
-    /// Tokens of the smallest chunks.
-    const TOKENS: u64 = 512;
+    /// Tokens of the smallest chunks at least, and of a list that has a chunk for each of its places.
+    const LEAST_TOKENS: u64 = 512;
+    const MOST_TOKENS: u64 = 8192;
     const MOST_OCTAVE: u64 = 8;
 
-    /// As many chunks an octave as there are places for each list.
+    /// `at_once` chunks run at a time. A chunk costs what it takes to begin and to join it, and the longest ones have to be short enough that all
+    /// places end together.
     fn new(sizes: &Sizes, at_once: u32) -> FixedChunks {
-        let each = (u64::from(at_once) / sizes.split_lists().max(1)).clamp(1, Self::MOST_OCTAVE);
+        let (lists, at_once) = (sizes.split_lists().max(1), u64::from(at_once));
+        let octave = (at_once / lists / 2).clamp(1, Self::MOST_OCTAVE).ilog2();
+        let tokens = (Self::MOST_TOKENS / at_once.div_ceil(lists).max(1)).max(Self::LEAST_TOKENS).ilog2();
         let unit_tokens = sizes.list_tokens.max(1).div_ceil(sizes.units.max(1));
-        FixedChunks { least_units: (Self::TOKENS / unit_tokens).max(1) as u32, octave: 1 << each.ilog2() }
+        FixedChunks { least_units: ((1 << tokens) / unit_tokens).max(1) as u32, octave: 1 << octave }
     }
 
     /// Chunks of a list of so many units, at least one.
@@ -75,7 +79,7 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Tells the kernels how to split work items of which each has `ctas` CTAs a chunk.
+    /// Tells the kernels how to split work items, of which each has `ctas` CTAs a chunk.
     pub fn plan(params: &mut Params, sizes: &Sizes, ctas: u32, cut: Cut) -> Result<Chunks> {
         let items = u64::from(params.work_items);
         let (count, states_if_many) = match cut {
@@ -97,7 +101,7 @@ impl Chunks {
         }
         let are_few = params.work_items <= FEW_ITEMS && count * u64::from(ctas) < CLEARED_COUNTERS.into();
         let states = if are_few { count } else { states_if_many };
-        Ok(Chunks { count: count as u32, states: states as u32, is_split_first: !are_few })
+        Ok(Chunks { count: count as u32, states: states as u32, is_split_first: !are_few && params.octave_chunks == 0 })
     }
 
     /// Bytes of what attention_split writes.

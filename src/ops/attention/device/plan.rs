@@ -256,7 +256,8 @@ impl Plan {
         match self.entry {
             Entry::Decode128(..) | Entry::Decode128Term(..) | Entry::Int4_128(..) => items * WARPS as usize,
             Entry::Mla64(_) | Entry::VerifyShort(_) | Entry::VerifyShortTree(_) => 0,
-            _ => items * self.cluster.unwrap_or(1) as usize,
+            // And one at which all CTAs arrive.
+            _ => items * self.cluster.unwrap_or(1) as usize + 1,
         }
     }
 
