@@ -156,7 +156,11 @@ pub enum Op {
     ExpectBytes(Access),
     TryWait(Access),
     CompleteBytes(Access),
-    ArriveAfterCopies(Access),
+    /// `is_counted`: the barrier awaits this arrival; else it awaits one more for it.
+    ArriveAfterCopies {
+        barrier: Access,
+        is_counted: bool,
+    },
     /// Copies so many bytes to shared memory. `sized`: an operand says how many of them are read; the rest is zeros.
     Copy {
         to: Access,
@@ -168,6 +172,12 @@ pub enum Op {
     /// Waits for all but so many of the groups that ended last; `None`: also for copies that are in no group yet.
     WaitCopies(Option<u32>),
     BulkLoad {
+        to: Access,
+        from: Access,
+        barrier: Access,
+    },
+    /// Copies a box of a tensor. `from`: the tensor's map.
+    TensorLoad {
         to: Access,
         from: Access,
         barrier: Access,

@@ -475,12 +475,13 @@ impl Warp {
                     cluster.set_word(at, word)?;
                 }
             }
-            Op::ArriveAfterCopies(access) => {
-                let addresses = self.addresses(r[0], &access);
+            Op::ArriveAfterCopies { barrier, is_counted } => {
+                let addresses = self.addresses(r[0], &barrier);
                 for lane in lanes(active) {
                     let groups = self.finish_lane(lane, launch, cluster)?;
-                    let at = self.shared_place(addresses[lane], access.space)?;
-                    let word = cluster.word(at)?;
+                    let at = self.shared_place(addresses[lane], barrier.space)?;
+                    let mut word = cluster.word(at)?;
+                    word.awaited += !is_counted as i64;
                     self.arrive(word, at, Some(groups), cluster)?;
                 }
             }
@@ -514,6 +515,9 @@ impl Warp {
                 }
             }
             Op::BulkLoad { to, from, barrier } => self.bulk_load(&to, &from, &barrier, r, active, launch, cluster)?,
+            Op::TensorLoad { to, from, barrier } => {
+                self.tensor_load(&to, &from, &barrier, r, active, launch, cluster)?
+            }
             Op::BulkStore { to, from } => self.bulk_store(&to, &from, r, active, launch, cluster)?,
             Op::EndBulk => lanes(active).for_each(|lane| self.copies[lane].end_bulk()),
             Op::WaitBulk { most, has_written } => {
