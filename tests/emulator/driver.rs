@@ -361,7 +361,7 @@ driver! {
         promotion: CUtensorMapL2promotion,
         fill: CUtensorMapFloatOOBfill,
     ) {
-        // Of what may be asked for, this much is emulated.
+        // This much of what may be asked for is emulated.
         let is_known = kind == CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16
             && interleave == CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE
             && fill == CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;

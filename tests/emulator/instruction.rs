@@ -142,6 +142,8 @@ pub enum Op {
     Shuffle(Shuffle),
     Vote(Vote),
     Reduce(Change, bool),
+    /// One lane of several is told that it is the one.
+    Elect,
     ClusterArrive {
         is_relaxed: bool,
     },
@@ -154,6 +156,8 @@ pub enum Op {
     ClusterWait,
     OpenBarrier(Access),
     ExpectBytes(Access),
+    /// The barrier awaits so many bytes more; nobody arrives.
+    AwaitBytes(Access),
     TryWait(Access),
     CompleteBytes(Access),
     /// `is_counted`: the barrier awaits this arrival; else it awaits one more for it.

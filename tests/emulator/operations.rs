@@ -164,6 +164,15 @@ impl Decoder<'_> {
                 take!(2, Word, false);
                 Op::Vote(vote)
             }
+            "elect" => {
+                let (lane, predicate) = argument(0)?.split_once('|').ok_or("who is told?")?;
+                for (text, class) in [(lane, Class::Word), (predicate, Class::Predicate)] {
+                    let register = self.operand(scope, text.trim(), class)?;
+                    list.push((register, (class, true)));
+                }
+                take!(1, Word, false);
+                Op::Elect
+            }
             "redux" => {
                 for n in 0..3 {
                     take!(n, Word, n == 0);
@@ -187,6 +196,11 @@ impl Decoder<'_> {
                     let access = address!(1, Space::Shared);
                     take!(2, Word, false);
                     Op::ExpectBytes(access)
+                }
+                "expect_tx" => {
+                    let access = address!(0, Space::Shared);
+                    take!(1, Word, false);
+                    Op::AwaitBytes(access)
                 }
                 "try_wait" => {
                     take!(0, Predicate, true);

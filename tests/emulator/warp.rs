@@ -417,6 +417,18 @@ impl Warp {
                     _ => bool::set(&mut self.registers, r[0], row.map(|x| x != 0), active),
                 }
             }
+            Op::Elect => {
+                let members = lanes(active).fold(0, |all, lane| all | self.words(r[2])[lane]);
+                if let Some(wait) = self.needs(members, mask) {
+                    return Ok(wait);
+                }
+                if members & !active != 0 {
+                    return Err("a lane that may be elected takes no part".into());
+                }
+                let elected = lanes(active).nth(cluster.choices.below(active.count_ones() as usize)).expect("a lane");
+                u32::set(&mut self.registers, r[0], [elected as u32; LANES], active);
+                bool::set(&mut self.registers, r[1], std::array::from_fn(|lane| lane == elected), active);
+            }
             Op::Reduce(change, is_signed) => {
                 let members = self.words(r[2]);
                 if let Some(wait) = self.needs(lanes(active).fold(0, |all, lane| all | members[lane]), mask) {
@@ -461,6 +473,15 @@ impl Warp {
                     let mut word = cluster.word(at)?;
                     word.bytes += bytes[lane] as i64;
                     self.arrive(word, at, None, cluster)?;
+                }
+            }
+            Op::AwaitBytes(access) => {
+                let (addresses, bytes) = (self.addresses(r[0], &access), self.words(r[1]));
+                for lane in lanes(active) {
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let mut word = cluster.word(at)?;
+                    word.bytes += bytes[lane] as i64;
+                    cluster.set_word(at, word)?;
                 }
             }
             Op::CompleteBytes(access) => {

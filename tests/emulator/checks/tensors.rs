@@ -97,6 +97,22 @@ fn a_box_of_a_tensor_is_there_once_its_barrier_says_so() {
 }
 
 #[test]
+fn bytes_are_awaited_without_an_arrival() {
+    // Thread 0 awaits the bytes, requests the box, and arrives last.
+    let arrives = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [gate], 1024;";
+    let awaits = |then: &str| {
+        let whole = WHOLE.check();
+        let body = whole.body.replace(arrives, "@%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [gate], 1024;");
+        Check { body: body.replace("WAIT:", &format!("{then} WAIT:")), ..whole }
+    };
+    for seed in 0..4 {
+        let arrival = "@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [gate], 0;";
+        awaits(arrival).seed(seed).gives(|word| WHOLE.expected(word));
+    }
+    awaits("").fails("no warp can go on");
+}
+
+#[test]
 fn a_box_that_is_not_waited_for_is_late() {
     let late = Box { wait: "", ..WHOLE }.check();
     let read = "ld.shared.u32 %r12, [%r2];";
