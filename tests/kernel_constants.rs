@@ -24,6 +24,8 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/verify128.rs", "HALVES", "attention/verify128_short.cuh", "HALVES"),
     ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_join.cuh", "RECEIVED_ROWS"),
     ("ops/attention/device/verify128.rs", "STAGE_UNITS", "attention/verify128_join.cuh", "STAGE_TILES"),
+    ("ops/attention/device/boxes.rs", "SLAB_ELEMENTS", "common/warpgroup.cuh", "SLAB_ELEMENTS"),
+    ("ops/attention/device/boxes.rs", "BOXES_BYTES", "attention/verify128_boxes.cuh", "BOXES_BYTES"),
     ("ops/quantize/rows.rs", "THREADS", "quantize/rows.cuh", "CODE_THREADS"),
     ("ops/quantize/rows.rs", "SPAN", "quantize/rows.cuh", "SPAN"),
     ("ops/quantize/rows.rs", "SPAN_PITCH", "quantize/rows.cuh", "SPAN_PITCH"),

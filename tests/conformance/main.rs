@@ -12,6 +12,7 @@ macro_rules! cases {
 }
 
 mod attention;
+mod attention_boxes;
 mod attention_edges;
 mod attention_int4;
 mod attention_int4_scales;
@@ -98,6 +99,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_rows::CASES, on: On::Both },
     Family { cases: attention_tree::CASES, on: On::Both },
     Family { cases: attention_variants::CASES, on: On::Cuda },
+    Family { cases: attention_boxes::CASES, on: On::Cuda },
     Family { cases: attention_edges::CASES, on: On::Both },
     Family { cases: attention_edges::ON_THE_CPU, on: On::Cpu },
     Family { cases: attention_int4::CASES, on: On::Both },

@@ -88,6 +88,7 @@ pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Si
         joining: 0,
         shared,
         is_split_first: !are_few,
+        in_boxes: false,
         scratch: Scratch { shares: shares.next_multiple_of(256), states: states as usize * state_bytes },
     })
 }

@@ -130,6 +130,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
         joining: 0,
         shared: SHARED,
         is_split_first: !are_few,
+        in_boxes: false,
         scratch: Scratch { shares: shares.next_multiple_of(256), states: states as usize * state_bytes as usize },
     }
 }
@@ -169,6 +170,7 @@ pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, si
         joining: 0,
         shared: SHARED,
         is_split_first: false,
+        in_boxes: false,
         scratch: Scratch::default(),
     }
 }
