@@ -371,7 +371,7 @@ driver! {
             _ => return R::CUDA_ERROR_NOT_SUPPORTED,
         };
         let found = TensorMap::new(rank as usize, is_swizzled, address as u64, dims, strides, lengths, element_strides);
-        let Some(found) = found.filter(|_| map as usize % 64 == 0) else { return R::CUDA_ERROR_INVALID_VALUE };
+        let Some(found) = found.filter(|_| (map as usize).is_multiple_of(64)) else { return R::CUDA_ERROR_INVALID_VALUE };
         (*map).opaque = found.pack();
         OK
     }

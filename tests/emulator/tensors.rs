@@ -147,8 +147,9 @@ impl Warp {
                 rest /= map.lengths[d];
             }
             let Some(address) = address else { continue };
-            let is_whole =
-                inside(0, 0).is_some() && inside(0, inner - 1).is_some() && first[0] as u64 * element % 16 == 0;
+            let is_whole = inside(0, 0).is_some()
+                && inside(0, inner - 1).is_some()
+                && (first[0] as u64 * element).is_multiple_of(16);
             let pieces = if is_whole { 1 } else { inner };
             let size = inner / pieces * element;
             for n in 0..pieces {
