@@ -29,6 +29,7 @@ pub use verify128::{
 
 use super::{Problem, Term};
 use crate::core::status::Result;
+use crate::runtime::cuda::tensor_map;
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use boxes::Boxes;
@@ -169,6 +170,7 @@ impl cuda::Kernels for Kernels {
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
+        tensor_map::find();
         let sharing = |source: &str, name, most| -> Result<Kernel> {
             let kernel = modules.kernel(source, name)?;
             kernel.allow_shared(most)?;
