@@ -84,6 +84,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
 /// A constant of a file of `src`: no less than the bytes of shared memory that these kernels declare. The kernels are those of PTX files
 /// whose names begin so, and whose own names begin so.
 const DECLARED: &[(&str, &str, &str, &str)] = &[
+    ("ops/draw/device.rs", "CLUSTER_SHARED", "sample/cluster", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/mma_", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/repair_verify128", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode128_", ""),

@@ -106,7 +106,7 @@ __device__ inline bool decide_plain_row(RowShared &shared, Source &source, const
 
 // --- rows with filters -----------------------------------------------------------------------------------------------------------
 
-constexpr uint32 MOST_ROW_GROUPS = MOST_ROW_CTAS * MOST_CTA_SEGMENTS * GROUPS;
+constexpr uint32 MOST_ROW_GROUPS = MOST_ROW_SEGMENTS * GROUPS;
 
 // The strips that a CTA has found, in the order of their tokens.
 struct Found {
@@ -166,21 +166,16 @@ __device__ inline LaneStrips take_groups(RowShared &shared, uint32 *warp_groups,
         if (part.source.forbidden.count || __any_sync(FULL_WARP, largest != largest)) found = part.clean(), largest = part.largest();
     }
     const LaneStrips mine = {key_of(largest), __any_sync(FULL_WARP, found) != 0};
-    // Lanes that have a group together, four or eight.
+    // Lanes that have a group together: two, four or eight.
     const uint32 lanes = WARP / part.strips;
     uint32 key = max(mine.key, __shfl_xor_sync(FULL_WARP, mine.key, 1));
-    key = max(key, __shfl_xor_sync(FULL_WARP, key, 2));
+    if (lanes >= 4) key = max(key, __shfl_xor_sync(FULL_WARP, key, 2));
     if (lanes == 8) key = max(key, __shfl_xor_sync(FULL_WARP, key, 4));
-    uint4 keys[2];
-#pragma unroll
-    for (uint32 n = 0; n < 2; ++n) {
-        const uint32 first = n * WARP / 2;
-        if (lanes == 8) keys[n] = {__shfl_sync(FULL_WARP, key, 0), __shfl_sync(FULL_WARP, key, 8), __shfl_sync(FULL_WARP, key, 16), __shfl_sync(FULL_WARP, key, 24)};
-        else keys[n] = {__shfl_sync(FULL_WARP, key, first), __shfl_sync(FULL_WARP, key, first + 4), __shfl_sync(FULL_WARP, key, first + 8), __shfl_sync(FULL_WARP, key, first + 12)};
-    }
-    if (lane < cluster_ctas()) {
-        send_four(lane, warp_groups, keys[0], shared.told);
-        if (lanes == 4) send_four(lane, warp_groups + 4, keys[1], shared.told);
+#pragma unroll 1
+    for (uint32 first = 0; first < WARP; first += 4 * lanes) {
+        const uint4 keys = {__shfl_sync(FULL_WARP, key, first), __shfl_sync(FULL_WARP, key, first + lanes), __shfl_sync(FULL_WARP, key, first + 2 * lanes),
+                            __shfl_sync(FULL_WARP, key, first + 3 * lanes)};
+        if (lane < cluster_ctas()) send_four(lane, warp_groups + first / lanes, keys, shared.told);
     }
     return mine;
 }
@@ -247,7 +242,7 @@ template <uint32 TYPE> __device__ inline void list_strips(Found &found, const Wa
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     uint32 has = 0;
     if (mine.key >= from) {
-        const uint32 begin = lane * part.strips / 8;
+        const uint32 begin = part.turn(lane, 0);
 #pragma unroll 1
         for (uint32 n = 0; n < part.strips; ++n) {
             const uint32 at = (begin + n) & (part.strips - 1);
@@ -306,7 +301,7 @@ template <uint32 TYPE> struct RowSearch {
         uint64(&own)[DIGITS][DRAW_THREADS] = filtered.count;
 #pragma unroll
         for (uint32 d = 0; d < DIGITS; ++d) own[d][threadIdx.x] = 0;
-        const uint32 begin = lane * part.strips / 8;
+        const uint32 begin = part.turn(lane, 0);
 #pragma unroll 1
         for (uint32 n = 0; n < part.strips && mine.key >= low; ++n) {
             const uint32 at = (begin + n) & (part.strips - 1);
@@ -330,7 +325,7 @@ template <uint32 TYPE> struct RowSearch {
     }
     // What the row's numbers from the key `low` on have in all.
     __device__ uint64 sum_mass(uint32 low) {
-        const uint32 lane = threadIdx.x % WARP, begin = lane * part.strips / 8;
+        const uint32 lane = threadIdx.x % WARP, begin = part.turn(lane, 0);
         uint64 sum = 0;
 #pragma unroll 1
         for (uint32 n = 0; n < part.strips && mine.key >= low; ++n) {
@@ -508,8 +503,8 @@ struct CtaRow {
         }
         take_part<TYPE>(shared, part<TYPE>(), shared.copied[team], is_there, past, shared.is_greedy, team_warps);
         if (to >= cluster_ctas()) return;
-        send_four(to, groups, uint4{}, shared.told);
-        if (team_warps == 2) send_four(to, groups + 4, uint4{}, shared.told);
+#pragma unroll 1
+        for (uint32 first = 0; first < GROUPS >> log2_of(team_warps); first += 4) send_four(to, groups + first, uint4{}, shared.told);
     }
     template <uint32 TYPE> __device__ bool decide_plain(uint32 phase) const { return decide_plain_row<TYPE>(shared, source, part<TYPE>(), teams, team_warps, phase); }
     template <uint32 TYPE> __device__ void list(const LaneStrips &mine, uint32 from) const { list_strips<TYPE>(filtered.found, part<TYPE>(), mine, from); }
@@ -532,7 +527,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     const SamplingParams &sampling = p.sampling;
     const uint32 ctas = cluster_ctas(), rank = cluster_rank(), warp = threadIdx.x / WARP;
     const uint32 teams = sampling.segments_at_once, team_warps = DRAW_WARPS >> log2_of(teams), team = warp >> log2_of(team_warps);
-    const uint32 warp_groups = GROUPS >> log2_of(team_warps);  // of each warp, four or eight
+    const uint32 warp_groups = GROUPS >> log2_of(team_warps);  // of each warp, a multiple of four
     if (threadIdx.x < teams) shared.copied[threadIdx.x].open(1);
     if (threadIdx.x == 0) {
         shared.told.open(1);

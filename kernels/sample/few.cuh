@@ -18,7 +18,7 @@ struct FewShared {
 struct Few {
     // What is cleared early.
     struct Words {
-        static constexpr uint32 SEGMENTS = MOST_ROW_CTAS * MOST_CTA_SEGMENTS;
+        static constexpr uint32 SEGMENTS = MOST_ROW_SEGMENTS;
         alignas(16) uint32 key[FewShared::MOST];  // of candidates; 0 past the last one
         uint32 largest[SEGMENTS];                 // keys of what stays, 0 where nothing does
         uint32 low[SEGMENTS], high[SEGMENTS];     // sums: the lowest 24 bits and the others, as a CTA adds words faster than 64 bits

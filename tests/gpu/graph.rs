@@ -330,12 +330,13 @@ struct Replayed {
 fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
     let (coupled, rejection) = (VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION);
     let of = |(variant, rule, filters, logprobs, tokens)| Replayed { variant, rule, filters, logprobs, tokens };
-    let by_variant = [("sample=cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
+    let by_variant =
+        [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
     for (variant, least) in by_variant {
         let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
         let mut calls = vec![(coupled, false, false), (coupled, true, false)];
         // Which clusters do not take.
-        if variant != "sample=cluster" {
+        if !variant.ends_with("cluster") {
             calls.extend([(coupled, true, true), (rejection, false, true), (rejection, true, false)]);
         }
         for (rule, filters, logprobs) in calls {
