@@ -78,6 +78,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("kv/cuda/params.rs", "MOST_BLOCKS", "cache/params.cuh", "MOST"),
     ("ops/draw/device.rs", "THREADS", "common/draw.cuh", "DRAW_THREADS"),
     ("ops/draw/device.rs", "SEGMENT_THREADS", "common/sampling.cuh", "SEGMENT_THREADS"),
+    ("ops/draw/device.rs", "SEARCH_BYTES", "sample/cluster_filtered.cu", "SEARCH_BYTES"),
     ("runtime/cuda/mod.rs", "LARGEST_CLUSTER", "common/cluster_topk.cuh", "LARGEST_CLUSTER"),
 ];
 

@@ -22,13 +22,17 @@ struct alignas(16) Order {
 enum Need : uint32 { NOT_NEEDED, IS_MISSING, IS_THERE };
 
 struct RowShared {
-    SegmentRecord records[MOST_ROW_SEGMENTS];
-    Part parts[MOST_ROW_CTAS * DRAW_WARPS];
+    // What warps tell of the row.
+    alignas(16) Part parts[MOST_ROW_CTAS * DRAW_WARPS];
+    uint64 sum[DRAW_THREADS];  // of each lane
+    union {
+        uint32 groups[MOST_ROW_SEGMENTS * GROUPS];  // keys of their largest numbers, where the row has filters
+        SegmentRecord records[MOST_ROW_SEGMENTS];   // once the groups are no longer needed
+    };
     Order order;
     alignas(16) uint64 number[2];  // the first draws
     Barrier copied[MOST_CTA_SEGMENTS], told;
     uint32 largest[DRAW_WARPS];
-    uint64 sum[DRAW_THREADS];  // of each lane
     // What the first thread reads of the settings.
     uint32 tokens;  // 0: the row is not looked at
     float c;        // Scale::c

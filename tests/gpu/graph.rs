@@ -441,9 +441,11 @@ fn replay_with_changing_seeds(backend: &Backend, replayed: Replayed) {
 /// read what is theirs, and leave calls that come later their bits.
 fn sample_ends_though_its_contents_change(backend: &Backend) {
     let (batch, gamma, tokens, plain) = (16, 3, 20_000, Layout::default());
-    let streamed = backend.forcing("sample=streamed", 90..=u32::MAX);
     let own = [(VWD_ACCEPT_COUPLED, true), (VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, true)];
-    let calls = own.into_iter().map(|call| (backend, call)).chain(streamed.iter().map(|forced| (forced, own[1])));
+    let forced = [("sample=streamed", own[1]), ("sample=half_cluster", own[0])];
+    let forced = forced.map(|(variant, call)| (backend.forcing(variant, 90..=u32::MAX), call));
+    let by_forced = forced.iter().filter_map(|(forced, call)| Some((forced.as_ref()?, *call)));
+    let calls = own.into_iter().map(|call| (backend, call)).chain(by_forced);
     for (backend, (rule, filters)) in calls {
         rounds(1, |rng| {
             let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));

@@ -57,8 +57,10 @@ kernel_constants! {
     const MOST_ROW_SEGMENTS: usize = 64;
 }
 
-/// Shared memory that a CTA of a cluster has beside its segments.
-const CLUSTER_SHARED: u32 = 31232;
+/// Shared memory that a CTA of a cluster declares. Segments lie behind it.
+const CLUSTER_SHARED: u32 = 10880;
+/// Shared memory behind the segments where rows have filters: a CTA of fewer segments than [`MOST_CTA_SEGMENTS`] searches for their bounds in it.
+const SEARCH_BYTES: u32 = 16384;
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
 pub const THREADS: u32 = 256;
 const SEGMENT_THREADS: u32 = 256;
@@ -102,14 +104,16 @@ pub fn streamed_at_once(target: &Tensor, s: &Sampling) -> Option<usize> {
     rows.all(|t| has_aligned_rows(&t, 16)).then_some(if has_wide { 1 } else { 2 })
 }
 
-/// Shared memory of a CTA that has so many segments at once, of numbers of so many bytes.
-pub fn stage_bytes(segments: usize, number_bytes: usize) -> u32 {
+/// Shared memory of so many segments, of numbers of so many bytes.
+fn stage_bytes(segments: usize, number_bytes: usize) -> u32 {
     (segments * SEGMENT * number_bytes) as u32
 }
 
 /// A kernel whose clusters take a row each.
 pub struct ClusterKernel {
-    pub kernel: Kernel,
+    kernel: Kernel,
+    /// It is for rows with filters.
+    filters: bool,
     /// CTAs of the largest cluster, up to [`MOST_ROW_CTAS`], that has up to four segments a CTA.
     pub largest: usize,
     half_16: HalfClusters,
@@ -121,17 +125,26 @@ pub type HalfClusters = [usize; MOST_ROW_SEGMENTS / MOST_CTA_SEGMENTS];
 
 impl ClusterKernel {
     /// The context is current.
-    pub fn new(kernel: Kernel, facts: &Facts) -> Result<ClusterKernel> {
+    pub fn new(kernel: Kernel, filters: bool, facts: &Facts) -> Result<ClusterKernel> {
         let most = stage_bytes(MOST_CTA_SEGMENTS, size_of::<f32>());
         kernel.allow_shared(most.min(facts.shared_bytes - CLUSTER_SHARED))?;
         kernel.allow_large_clusters()?;
-        let at_once = |ctas, segments, number_bytes| {
-            kernel.sharing(stage_bytes(segments, number_bytes)).active_clusters(ctas, THREADS) as usize
-        };
+        let mut made =
+            ClusterKernel { kernel, filters, largest: 0, half_16: Default::default(), half_32: Default::default() };
+        let at_once =
+            |ctas, segments, number_bytes| made.sharing(segments, number_bytes).active_clusters(ctas, THREADS) as usize;
         let can_form = |ctas: &u32| at_once(*ctas, CLUSTER_SEGMENTS[1], size_of::<f32>()) > 0;
         let largest = (1..=MOST_ROW_CTAS).rev().find(can_form).unwrap_or(0) as usize;
         let half = |number_bytes| std::array::from_fn(|n| at_once(n as u32 + 1, MOST_CTA_SEGMENTS, number_bytes));
-        Ok(ClusterKernel { kernel, largest, half_16: half(size_of::<u16>()), half_32: half(size_of::<f32>()) })
+        let (half_16, half_32) = (half(size_of::<u16>()), half(size_of::<f32>()));
+        (made.largest, made.half_16, made.half_32) = (largest, half_16, half_32);
+        Ok(made)
+    }
+
+    /// The kernel where a CTA has so many segments of numbers of so many bytes.
+    pub fn sharing(&self, segments: usize, number_bytes: usize) -> Kernel {
+        let searches = self.filters && segments < MOST_CTA_SEGMENTS;
+        self.kernel.sharing(stage_bytes(segments, number_bytes) + if searches { SEARCH_BYTES } else { 0 })
     }
 
     /// Of numbers of so many bytes.
@@ -522,22 +535,22 @@ mod tests {
 
     #[test]
     fn half_clusters_take_rows_with_top_k_while_all_run_at_once() {
-        let at_once = [264, 132, 88, 66, 50, 44, 36, 32];
+        let at_once = [396, 198, 132, 98, 78, 64, 52, 48];
         let of = |filters, batch, tokens| {
             let options = Options { filters, leaves: Leaves::default() };
             Cut::new(batch, 6, tokens, options).half_clusters(&at_once)
         };
         let expected = |ctas, are_few| Some(RowClusters { ctas, segments: 8, are_few });
-        assert_eq!([1, 7, 11].map(|batch| of(Filters::TopK, batch, 128_256)), [expected(4, true); 3]);
-        assert_eq!(of(Filters::TopK, 12, 128_256), expected(4, false));
-        assert_eq!([8, 9].map(|batch| of(Filters::TopK, batch, 151_936)), [expected(5, true), expected(5, false)]);
-        assert_eq!([5, 6].map(|batch| of(Filters::TopK, batch, 262_144)), [expected(8, true), expected(8, false)]);
+        assert_eq!([1, 7, 16].map(|batch| of(Filters::TopK, batch, 128_256)), [expected(4, true); 3]);
+        assert_eq!(of(Filters::TopK, 17, 128_256), expected(4, false));
+        assert_eq!([13, 14].map(|batch| of(Filters::TopK, batch, 151_936)), [expected(5, true), expected(5, false)]);
+        assert_eq!([8, 9].map(|batch| of(Filters::TopK, batch, 262_144)), [expected(8, true), expected(8, false)]);
         assert_eq!(of(Filters::TopK, 1, 262_145), None);
         for filters in [Filters::None, Filters::ByProbability] {
             assert_eq!(of(filters, 1, 5), expected(1, false));
         }
         let top_k = Options { filters: Filters::TopK, leaves: Leaves::default() };
-        assert_eq!(Cut::new(1, 6, 128_256, top_k).half_clusters(&[264, 132, 88, 0, 0, 0, 0, 0]), None);
+        assert_eq!(Cut::new(1, 6, 128_256, top_k).half_clusters(&[396, 198, 132, 0, 0, 0, 0, 0]), None);
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl cuda::Kernels for Kernels {
                 let plain = modules.kernel("sample/cluster", "sample_cluster")?;
                 let filtered = modules.kernel("sample/cluster_filtered", "sample_cluster_filtered")?;
                 let facts = modules.facts();
-                Some([ClusterKernel::new(plain, facts)?, ClusterKernel::new(filtered, facts)?])
+                Some([ClusterKernel::new(plain, false, facts)?, ClusterKernel::new(filtered, true, facts)?])
             }
             false => None,
         };
@@ -169,7 +169,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         Variant::Streamed | Variant::Loaded => None,
     };
     if let Some((of_clusters, clusters)) = cluster.zip(clusters) {
-        let kernel = of_clusters.kernel.sharing(device::stage_bytes(clusters.segments, number_bytes));
+        let kernel = of_clusters.sharing(clusters.segments, number_bytes);
         // SAFETY: as below.
         return unsafe { cut.launch_clusters(enqueue, &kernel, clusters, &mut params, |params| &mut params.sampling) };
     }
