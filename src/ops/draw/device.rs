@@ -129,6 +129,8 @@ impl ClusterKernel {
         let most = stage_bytes(MOST_CTA_SEGMENTS, size_of::<f32>());
         kernel.allow_shared(most.min(facts.shared_bytes - CLUSTER_SHARED))?;
         kernel.allow_large_clusters()?;
+        // Three CTAs take all the shared memory of a multiprocessor: with less of it, fewer of them would run at once.
+        kernel.prefer_shared()?;
         let mut made =
             ClusterKernel { kernel, filters, largest: 0, half_16: Default::default(), half_32: Default::default() };
         let at_once =
