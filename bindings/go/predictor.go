@@ -172,6 +172,9 @@ func (args PredictorUpdateArgs) lower(l *lowering) C.vwd_predictor_update_args {
 //	Each w_j counts as a whole number of a unit that suits the step: a power of two of which the n scores that are not forced add up to
 //	at most 2^63, so that what is dropped is below n² / 2^61 of a step's largest weight. The result has the same bits on every backend.
 //
+//	Scores from elsewhere, such as those of a forecast's queries, are rated on the same steps by histories of two: their row, and the true
+//	one. With {1, 0, 0} for a grid the hit rate is that of the lists that those rows select.
+//
 //	k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
 //	grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
 //	scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps. Every second, or every tenth, row of more

@@ -21,6 +21,7 @@ mod attention_tree;
 mod attention_variants;
 mod axis;
 mod budget;
+mod calibration;
 mod compact;
 mod contents;
 mod decoder;
@@ -111,8 +112,9 @@ const FAMILIES: &[Family] = &[
     Family { cases: remainder::quality::CASES, on: On::Both },
     Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },
-    Family { cases: predictor::CALIBRATION, on: On::Both },
     Family { cases: predictor::ON_THE_CPU, on: On::Cpu },
+    Family { cases: calibration::CASES, on: On::Both },
+    Family { cases: calibration::ON_THE_CPU, on: On::Cpu },
     Family { cases: forecast::CASES, on: On::Both },
     Family { cases: contents::CASES, on: On::Both },
     Family { cases: decoder::CASES, on: On::Both },
