@@ -19,8 +19,9 @@ docs/decoder.md states, (8e-5 + 4ε)·(1 + |out|); `relative` is the norm of the
 
 A `difference` row is the first difference of a sequence. `margin` says how much better dense decoding's token is than the other one by the logits of dense decoding, and `gap`
 how far their two best ones are apart. `explained` is the most by which this margin moves where the step is repeated, once as it was and eight times with every output
-of attention moved up or down by the tolerance. A larger margin fails, and so do outputs that are further apart than the tolerance. On the CPU every difference fails, of
-a token, a logit or an output. `unverified` is the text of SPARSE steps alone, and `beyond` the number of its first differences that would have failed.
+of attention moved up or down by the tolerance; `likely` is the same where they move by no more than layer 0's were apart. A margin larger than `explained` fails,
+and so do outputs that are further apart than the tolerance. On the CPU every difference fails, of a token, a logit or an output. `unverified` is the text of
+SPARSE steps alone, and `beyond` the number of its first differences that would have failed.
 """
 
 import argparse
@@ -116,10 +117,10 @@ class Reference:
             found.append((token, logits[:, 0], first[:, 0]))
         self.tokens, self.logits, self.first = (torch.stack(parts) for parts in zip(*found))
 
-    def explained(self, places, others):
+    def explained(self, places, others, share=1.0):
         """
         By how much the margin of dense decoding's token over `others` [B] moves in the steps of tokens `places` [B]: the most of a repetition, and of
-        some with attention's outputs moved by the tolerance.
+        some with attention's outputs moved by this share of the tolerance.
         """
         s, rows = self.sequences, torch.arange(len(places), device=places.device)
         before = torch.where(places > 0, self.tokens[(places - 1).clamp(0), rows], s.last)
@@ -127,7 +128,7 @@ class Reference:
 
         def disturb(out):
             signs = torch.randint(0, 2, out.shape, generator=generator, device=out.device) * 2 - 1
-            return (out.float() + signs * tolerance(out)).to(out.dtype)
+            return (out.float() + signs * share * tolerance(out)).to(out.dtype)
 
         def margin(disturb):
             logits, _ = s.step(DecoderMode.DENSE, before[:, None], s.starts + places.int(), disturb=disturb)
@@ -210,15 +211,16 @@ def decode(sequences, reference, tokens):
     return compared, rounds, drafted, kept
 
 
-def margins(reference, found):
-    """Of first differences: how much better the reference's token was by its logits, the distance of its two best ones, and what is explained."""
+def margins(reference, found, apart):
+    """Of first differences: how much better the reference's token was by its logits, the distance of its two best ones, and what is explained and likely."""
     batch, tokens, device = reference.tokens.shape[1], len(reference.tokens), reference.tokens.device
     places, others = torch.tensor([found.get(i, (tokens - 1, 0)) for i in range(batch)], device=device).T
     logits = reference.logits[places, torch.arange(batch, device=device)]
     best = logits.topk(2).values
     columns = zip(*(column.tolist() for column in (
-        reference.margins(logits, places, others), best[:, 0] - best[:, 1], reference.explained(places, others))))
-    return {i: dict(margin=margin, gap=gap, explained=explained) for i, (margin, gap, explained) in enumerate(columns) if i in found}
+        reference.margins(logits, places, others), best[:, 0] - best[:, 1], reference.explained(places, others), reference.explained(places, others, apart))))
+    names = ("margin", "gap", "explained", "likely")
+    return {i: dict(zip(names, column)) for i, column in enumerate(columns) if i in found}
 
 
 def report(rows, name, k, sequences, reference, tokens):
@@ -229,7 +231,7 @@ def report(rows, name, k, sequences, reference, tokens):
              accepted=kept / drafted, per_round=(kept + rounds) / rounds, apart=compared.apart, relative=(compared.error / compared.norm) ** 0.5, moved=compared.moved)
     if compared.apart > 1:
         wrong.append(f"{name}: outputs are {compared.apart:.2f} times the tolerance apart")
-    for i, row in margins(reference, compared.differences).items():
+    for i, row in margins(reference, compared.differences, compared.apart).items():
         n = compared.differences[i][0]
         rows.put("difference", lists=name, sequence=i, token=n, **row)
         if row["margin"] > row["explained"]:
@@ -246,7 +248,7 @@ def unverified(rows, k, sequences, reference, tokens):
         logits, first = sequences.step(DecoderMode.SPARSE, token[:, None], sequences.starts + n)
         token = logits[:, 0].argmax(-1)
         compared.take([n] * sequences.batch, [0] * sequences.batch, token[:, None].tolist(), logits, first)
-    found = margins(reference, compared.differences)
+    found = margins(reference, compared.differences, compared.apart)
     rows.put("unverified", lists="axis", k=k, compared=sequences.batch * tokens, equal=compared.count, differences=len(found),
              beyond=sum(row["margin"] > row["explained"] for row in found.values()), apart=compared.apart, moved=compared.moved)
 
@@ -262,7 +264,7 @@ def made(o):
     else:
         sizes = dict(hidden=4096, mlp=14336, heads=32, kv_heads=8, dim=128, layers=6, vocabulary=8192) if is_gpu else \
             dict(hidden=512, mlp=1024, heads=8, kv_heads=2, dim=128, layers=4, vocabulary=512)
-        model = text_model.copying(o.device, dtype, **sizes)
+        model = text_model.copying(o.device, dtype, **sizes, reach=prompt)
         texts = text_model.phrases(o.device, batch, prompt, sizes["vocabulary"])
     # Ragged: from half of the longest to the longest.
     texts = [text[: prompt // 2 + (prompt - prompt // 2) * (i + 1) // batch - 7 * i] for i, text in enumerate(texts)]

@@ -4,6 +4,7 @@ A model is the layers of Llama: norm, projections, rotary embedding of channel p
 residual stream and the logits are float32, what enters a matrix product and the weights have the model's dtype.
 """
 
+import math
 import pathlib
 import sys
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ import torch
 import torch.nn.functional as F
 
 CONSTANT = 8.0  # channel 0 of every embedding
+FIRST = 1.9  # mean square of the residual stream's channels after layer 0, of random weights
 WRITTEN = 3.0  # strength of codes in the residual stream, beside a token's own 1
-COPIED = 120.0  # strength of what is copied
-PREFERENCE = 2.0  # of distances, as a standard deviation of scores
+COPIED = 300.0  # strength of what is copied
+SUPPRESSED = 2.0  # how much the newest tokens are avoided, for each that is copied
+FAR = 6.0  # preference of old tokens to new ones, half of the difference of their scores
+PREFERENCE = 2.0  # of other distances, as a standard deviation of scores
 
 
 @dataclass
@@ -86,16 +90,17 @@ class Model:
             x = self.after(layer, x, attended[0].transpose(0, 1))
 
 
-def copying(device, dtype, *, hidden, mlp, heads, kv_heads, dim, layers, vocabulary, seed=0):
+def copying(device, dtype, *, hidden, mlp, heads, kv_heads, dim, layers, vocabulary, reach, seed=0):
     """
     A model that continues its text by what followed the same two tokens before, as induction heads do (Olsson et al. 2022), among layers of random
     weights that make its logits a function of all the text. Half of a head's channels are rotated. Each KV head has a code of a token, dim/4 numbers.
 
-    layer 0        query heads of even number attend one token back, others two, by rotated channels of a constant. They write the code of that
-                   token to the residual stream, each KV head to subspaces of its own.
-    layer last-1   queries are the codes of the token and of the one before it, keys those of the two before: they match where a token follows the
-                   same two. Values are the token itself, which the unembedding reads. Rotated channels prefer some distances, so that
-                   of several places that match it depends on the position which one is copied.
+    layer 1          query heads of even number attend one token back, others two, by rotated channels of a constant. They write the code of that
+                     token to the residual stream, each KV head to subspaces of its own.
+    the last but one queries are the codes of the token and of the one before it, keys those of the two before: they match where a token follows the
+                     same two. Values are the token itself, which the unembedding reads. Rotated channels prefer some distances, so that of several
+                     places that match it depends on the position which one is copied, and old ones to new ones, of up to `reach` tokens before.
+                     The first head of each group reads the newest tokens and writes against them, so that the text does not go round in a circle.
     """
     generator = torch.Generator(device).manual_seed(seed)
     random = lambda *shape, scale=1.0: torch.randn(shape, generator=generator, device=device) * scale  # noqa: E731
@@ -109,12 +114,13 @@ def copying(device, dtype, *, hidden, mlp, heads, kv_heads, dim, layers, vocabul
     # What reads a token's code, where it is written for the next token and for the one after, what reads a token, and where it is written.
     spaces = torch.linalg.qr(random(hidden, 3 * kv_heads * code))[0].T.unflatten(0, (3, kv_heads, code))
     reads, written = spaces[0], spaces[1:].mT
-    square = 1.3 + 2 * kv_heads * code * WRITTEN**2 / hidden  # of the residual stream's channels after layer 0
+    square = FIRST + 0.4 + 2 * kv_heads * code * WRITTEN**2 / hidden  # mean square of the residual stream's channels after layer 1
     found, told = random(kv_heads, dim, hidden, scale=hidden**-0.5), random(kv_heads, hidden, dim, scale=dim**-0.5)
 
     def layer(qkv, out):
-        return Layer(ones, qkv.flatten(0, 1).to(dtype), out.flatten(1).to(dtype), ones, random(2 * mlp, hidden, scale=hidden**-0.5).to(dtype),
-                     random(hidden, mlp, scale=mlp**-0.5).to(dtype))
+        down = random(hidden, mlp, scale=mlp**-0.5)
+        out[0], down[0] = 0, 0  # nobody writes to the constant's channel
+        return Layer(ones, qkv.flatten(0, 1).to(dtype), out.flatten(1).to(dtype), ones, random(2 * mlp, hidden, scale=hidden**-0.5).to(dtype), down.to(dtype))
 
     def random_layer():
         return layer(random(heads + 2 * kv_heads, dim, hidden, scale=1.5 * hidden**-0.5), random(hidden, heads, dim, scale=(heads * dim) ** -0.5))
@@ -125,31 +131,40 @@ def copying(device, dtype, *, hidden, mlp, heads, kv_heads, dim, layers, vocabul
 
     def looking_back():
         qkv, out = zeros(heads + 2 * kv_heads, dim, hidden), zeros(hidden, heads, dim)
-        fast = turning[: half // 4]
-        amplitude = (8 * dim**0.5 / (1 - fast.cos()).sum()) ** 0.5 / CONSTANT  # a score that is 8 less one token off
+        fast = turning[:8]
+        amplitude = (8 * FIRST * dim**0.5 / (1 - fast.cos()).sum()) ** 0.5 / CONSTANT  # a score that is 8 less one token off
         rotated(qkv[heads:-kv_heads], amplitude, 0 * fast)
         qkv[-kv_heads:, :code] = reads
         for head in range(heads):
             rotated(qkv[head], amplitude, -(head % 2 + 1) * fast)
-            out[:, head, :code] = WRITTEN * 2 / group * written[head % 2, head // group]
+            out[:, head, :code] = WRITTEN * FIRST**0.5 * 2 / group * written[head % 2, head // group]
         return layer(qkv, out)
 
     def inducing():
         qkv, out = zeros(heads + 2 * kv_heads, dim, hidden), zeros(hidden, heads, dim)
-        preference = (PREFERENCE * square * 2 * dim**0.5 / half**0.5) ** 0.5 / CONSTANT
+        far = torch.arange(len(turning), device=device) == (turning * reach / math.pi).log().abs().argmin()
+        strengths = (torch.where(far, FAR, PREFERENCE * 2 / half**0.5) * square * dim**0.5) ** 0.5 / CONSTANT
         last, before = (score * square * dim**0.5 / (code * gain) for score, gain in ((10, WRITTEN), (8, WRITTEN**2)))
+        # Scores of 10 for the newest tokens, hardly any past some 64.
+        near = (turning < 1 / 8) & (turning > 1 / 64)
+        lately = near * 10 / near.sum() * square * dim**0.5 / (strengths * CONSTANT**2)
         for head in range(heads):
             h = head // group
-            rotated(qkv[head], preference, 6.28 * torch.rand(len(turning), generator=generator, device=device))
+            out[:, head] = COPIED * (kv_heads * hidden) ** -0.5 * told[h]
+            if head % group == 0:
+                rotated(qkv[head], lately, 0 * turning)
+                out[:, head] *= -SUPPRESSED
+                continue
+            out[:, head] /= group - 1
+            rotated(qkv[head], strengths, torch.where(far, math.pi, 6.28 * torch.rand(len(turning), generator=generator, device=device)))
             qkv[head, half : half + code], qkv[head, half + code :] = last * reads[h], before * written[0, h].T
-            out[:, head] = COPIED * (kv_heads * hidden) ** -0.5 / group * told[h]
         for h in range(kv_heads):
-            rotated(qkv[heads + h], preference, 0 * turning)
+            rotated(qkv[heads + h], strengths, 0 * turning)
             qkv[heads + h, half : half + code], qkv[heads + h, half + code :] = written[0, h].T, written[1, h].T
         qkv[-kv_heads:] = found
         return layer(qkv, out)
 
-    made = [looking_back(), *(random_layer() for _ in range(layers - 3)), inducing(), random_layer()]
+    made = [random_layer(), looking_back(), *(random_layer() for _ in range(layers - 4)), inducing(), random_layer()]
     unembedding = sum(embedding @ found[h].T @ told[h].T for h in range(kv_heads)) * 1.5 * (kv_heads * hidden) ** -0.5
     return Model(heads, kv_heads, dim, 1e-5, frequency, embedding.to(dtype), ones, unembedding, made)
 
