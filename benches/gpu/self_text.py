@@ -13,15 +13,16 @@ of one position, a DENSE step that verifies them, vwd_decoder_accept. Lists are 
 acceptance says how much the text depends on others. What is not attention runs one position at a time in every step, so that its bits are the same for the same
 text, and attention alone can differ.
 
-`equal` counts tokens up to the first difference of each sequence, of those that were `compared`. `accepted` is the share of drafts, `per_round` the tokens of a
-verification. `apart` is the largest difference of layer 0's attention, whose inputs have the same bits as long as the text is the same, in units of the tolerance that
-docs/decoder.md states, (8e-5 + 4ε)·(1 + |out|); `relative` is the norm of these differences over that of the outputs. `moved` is the largest difference of a logit.
+`equal` counts the tokens that are those of dense decoding, of all that were `compared`: one that is not is replaced by it, and the text goes on. `until_first` counts
+those before the first such token of each sequence. `accepted` is the share of drafts, `per_round` the tokens of a verification. `apart` is the largest difference of
+layer 0's attention, whose inputs have the same bits, in units of the tolerance that docs/decoder.md states, (8e-5 + 4ε)·(1 + |out|); `relative` is the
+norm of these differences over that of the outputs. `moved` is the largest difference of a logit.
 
-A `difference` row is the first difference of a sequence. `margin` says how much better dense decoding's token is than the other one by the logits of dense decoding, and `gap`
-how far their two best ones are apart. `explained` is the most by which this margin moves where the step is repeated, once as it was and eight times with every output
-of attention moved up or down by the tolerance; `likely` is the same where they move by no more than layer 0's were apart. A margin larger than `explained` fails,
-and so do outputs that are further apart than the tolerance. On the CPU every difference fails, of a token, a logit or an output. `unverified` is the text of
-SPARSE steps alone, and `beyond` the number of its first differences that would have failed.
+A `difference` row is a token that is not dense decoding's. `margin` says how much better that one is by the logits of dense decoding, and `gap` how far their two best ones
+are apart. `explained` is the most by which this margin moves where the step is repeated, once as it was and eight times with every output of attention
+moved up or down by the tolerance; `likely` is the same where they move by no more than layer 0's were apart. A margin larger than `explained` fails, and so
+do outputs that are further apart than the tolerance. On the CPU every difference fails, of a token, a logit or an output. `unverified` is what SPARSE steps alone
+say after the same text, and `beyond` how many of the `firsts`, each sequence's first difference, would have failed.
 """
 
 import argparse
@@ -154,30 +155,40 @@ class Compared:
 
     def __init__(self, reference):
         self.reference, self.known, self.count = reference, reference.tokens.tolist(), 0
-        self.differences = {}  # of a sequence: which token is the first that differs, and what it is
+        self.differences = [[] for _ in self.known[0]]  # of each sequence: which tokens differ, and what they are
         self.apart = self.moved = self.error = self.norm = 0.0
 
+    @property
+    def until_first(self):
+        return sum(found[0][0] if found else len(self.known) for found in self.differences)
+
     def take(self, done, accepted, target, logits, first):
-        """A step in which row i, which has made done[i] tokens, is given the first accepted[i] + 1 of `target`."""
-        known, places = self.known, []
+        """
+        A step in which row i, which has made done[i] tokens, is given the first accepted[i] + 1 of `target`: of rows whose tokens differ, how many are equal before
+        the first one, and what the reference has in its place.
+        """
+        known, places, cuts = self.known, [], {}
         for i, row in enumerate(target):
             for r in range(accepted[i] + 1):
                 n = done[i] + r
-                if n >= len(known) or i in self.differences:
+                if n >= len(known):
                     break
                 places.append((n, i, r))
                 if row[r] == known[n][i]:
                     self.count += 1
                 else:
-                    self.differences[i] = n, row[r]
+                    self.differences[i].append((n, row[r]))
+                    cuts[i] = r, known[n][i]
+                    break
         if not places:
-            return
+            return cuts
         n, i, r = torch.tensor(places, device=logits.device).T
         want, got = self.reference.first[n, i].float(), first[i, r].float()
         off = (got - want).abs()
         self.apart = max(self.apart, (off / tolerance(self.reference.first[n, i])).max().item())
         self.error, self.norm = self.error + off.square().sum().item(), self.norm + want.square().sum().item()
         self.moved = max(self.moved, (logits[i, r] - self.reference.logits[n, i]).abs().max().item())
+        return cuts
 
 
 def decode(sequences, reference, tokens):
@@ -204,53 +215,57 @@ def decode(sequences, reference, tokens):
         stream = torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
         sequences.decoder.accept(draft=draft, target=target, draft_lens=drafts, accepted=accepted, next_token=following, stream=stream)
         accepts, goes = accepted.tolist(), goes_on.tolist()
-        compared.take(done, [a if g else -1 for a, g in zip(accepts, goes)], target.tolist(), logits, first)
+        cuts = compared.take(done, [a if g else -1 for a, g in zip(accepts, goes)], target.tolist(), logits, first)
+        for i, (equal, token) in cuts.items():
+            accepts[i], following[i] = equal, token
         done = [n + (a + 1) * g for n, a, g in zip(done, accepts, goes)]
         last = torch.where(goes_on.bool(), following.long(), last)
         rounds, drafted, kept = rounds + sum(goes), drafted + drafts.sum().item(), kept + sum(a * g for a, g in zip(accepts, goes))
     return compared, rounds, drafted, kept
 
 
-def margins(reference, found, apart):
-    """Of first differences: how much better the reference's token was by its logits, the distance of its two best ones, and what is explained and likely."""
+def margins(reference, differences, apart):
+    """Of each difference, as (sequence, token, row): how much better the reference's token was by its logits, the distance of its two best ones, and so on."""
     batch, tokens, device = reference.tokens.shape[1], len(reference.tokens), reference.tokens.device
-    places, others = torch.tensor([found.get(i, (tokens - 1, 0)) for i in range(batch)], device=device).T
-    logits = reference.logits[places, torch.arange(batch, device=device)]
-    best = logits.topk(2).values
-    columns = zip(*(column.tolist() for column in (
-        reference.margins(logits, places, others), best[:, 0] - best[:, 1], reference.explained(places, others), reference.explained(places, others, apart))))
-    names = ("margin", "gap", "explained", "likely")
-    return {i: dict(zip(names, column)) for i, column in enumerate(columns) if i in found}
+    for turn in range(max(map(len, differences))):
+        found = {i: known[turn] for i, known in enumerate(differences) if turn < len(known)}
+        places, others = torch.tensor([found.get(i, (tokens - 1, 0)) for i in range(batch)], device=device).T
+        logits = reference.logits[places, torch.arange(batch, device=device)]
+        best = logits.topk(2).values
+        columns = (reference.margins(logits, places, others), best[:, 0] - best[:, 1], reference.explained(places, others), reference.explained(places, others, apart))
+        for i, column in enumerate(zip(*(column.tolist() for column in columns))):
+            if i in found:
+                yield i, found[i][0], dict(zip(("margin", "gap", "explained", "likely"), column))
 
 
 def report(rows, name, k, sequences, reference, tokens):
     """Puts the rows of a policy; what is wrong with it, as sentences."""
     compared, rounds, drafted, kept = decode(sequences, reference, tokens)
     wrong = []
-    rows.put("text", lists=name, k=k, compared=sequences.batch * tokens, equal=compared.count, differences=len(compared.differences), drafted=drafted,
+    rows.put("text", lists=name, k=k, compared=sequences.batch * tokens, equal=compared.count, until_first=compared.until_first, drafted=drafted,
              accepted=kept / drafted, per_round=(kept + rounds) / rounds, apart=compared.apart, relative=(compared.error / compared.norm) ** 0.5, moved=compared.moved)
     if compared.apart > 1:
         wrong.append(f"{name}: outputs are {compared.apart:.2f} times the tolerance apart")
-    for i, row in margins(reference, compared.differences, compared.apart).items():
-        n = compared.differences[i][0]
+    for i, n, row in margins(reference, compared.differences, compared.apart):
         rows.put("difference", lists=name, sequence=i, token=n, **row)
         if row["margin"] > row["explained"]:
             wrong.append(f"{name}: sequence {i} differs at token {n} by a margin of {row['margin']:.4f}; rounding explains {row['explained']:.4f}")
-    if sequences.device.type == "cpu" and (compared.differences or compared.apart or compared.moved):
-        wrong.append(f"{name}: {len(compared.differences)} differences on the CPU, outputs {compared.apart} apart, logits {compared.moved}")
+    missing = sequences.batch * tokens - compared.count
+    if sequences.device.type == "cpu" and (missing or compared.apart or compared.moved):
+        wrong.append(f"{name}: {missing} differences on the CPU, outputs {compared.apart} apart, logits {compared.moved}")
     return wrong
 
 
 def unverified(rows, k, sequences, reference, tokens):
-    """The text of SPARSE steps alone."""
+    """What SPARSE steps alone say after the reference's text."""
     compared, token = Compared(reference), sequences.last
     for n in range(tokens):
         logits, first = sequences.step(DecoderMode.SPARSE, token[:, None], sequences.starts + n)
-        token = logits[:, 0].argmax(-1)
-        compared.take([n] * sequences.batch, [0] * sequences.batch, token[:, None].tolist(), logits, first)
-    found = margins(reference, compared.differences, compared.apart)
-    rows.put("unverified", lists="axis", k=k, compared=sequences.batch * tokens, equal=compared.count, differences=len(found),
-             beyond=sum(row["margin"] > row["explained"] for row in found.values()), apart=compared.apart, moved=compared.moved)
+        compared.take([n] * sequences.batch, [0] * sequences.batch, logits.argmax(-1).tolist(), logits, first)
+        token = reference.tokens[n]
+    firsts = [found[:1] for found in compared.differences]
+    rows.put("unverified", lists="axis", k=k, compared=sequences.batch * tokens, equal=compared.count, until_first=compared.until_first,
+             firsts=sum(map(len, firsts)), beyond=sum(row["margin"] > row["explained"] for _, _, row in margins(reference, firsts, compared.apart)))
 
 
 def made(o):
