@@ -44,7 +44,8 @@ pub extern "C" fn vwd_abi_version() -> u32 {
 ///
 /// buf  May be NULL when cap is 0.
 /// Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
-/// message as it was.
+/// message as it was. Destructors that run when the thread's own data are gone, such as those of a process's static objects, may call
+/// the library, too: their failures have a status and no message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
     with_last_error(|text| {

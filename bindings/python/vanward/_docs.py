@@ -43,7 +43,8 @@ It reads \"call: argument: what was found; what was expected\".
 
 buf  May be NULL when cap is 0.
 Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
-message as it was.
+message as it was. Destructors that run when the thread's own data are gone, such as those of a process's static objects, may call
+the library, too: their failures have a status and no message.
 """,
     "vwd_session_create": """Creates a session.
 
