@@ -1,6 +1,6 @@
 //! Tiered KV cache: all KV in host memory, what is being read in slots on the device.
 
-use super::boundary::{Handle, boundary, handle, out, release, versioned, write_versioned};
+use super::boundary::{Handle, boundary, computing, handle, out, release, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_kv_cache_append_args, vwd_kv_cache_compact_args, vwd_kv_cache_layer, vwd_kv_cache_options,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_share_slots(args: *const vwd_kv_cache_share_args) -> vwd_status {
-    boundary("vwd_kv_cache_share_slots", || {
+    computing("vwd_kv_cache_share_slots", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of args, its arrays among it.
         unsafe { kv::share_slots(versioned(args, "args", &mut buffer)?) }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
     options: *const vwd_kv_cache_options,
     cache: *mut *mut vwd_kv_cache,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_create", || {
+    computing("vwd_kv_cache_create", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments, those that options points to among them.
         unsafe {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
     fork: *mut u32,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_fork", || {
+    computing("vwd_kv_cache_fork", || {
         // SAFETY: the C contract of the arguments.
         let (cache, fork) = unsafe { (handle(cache, "cache")?, out(fork, "fork")?) };
         fork.write(cache.0.fork(sequence, tokens, stream)?);
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn vwd_kv_cache_truncate(
     tokens: u64,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_truncate", || {
+    computing("vwd_kv_cache_truncate", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.truncate(sequence, tokens, stream)
     })
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
     args: *const vwd_kv_cache_append_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_append", || {
+    computing("vwd_kv_cache_append", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn vwd_kv_cache_compact(
     args: *const vwd_kv_cache_compact_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_compact", || {
+    computing("vwd_kv_cache_compact", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn vwd_kv_cache_resolve(
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
-    boundary("vwd_kv_cache_fetch", || {
+    computing("vwd_kv_cache_fetch", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.fetch(layer, stream)
     })
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
-    boundary("vwd_kv_cache_wait", || {
+    computing("vwd_kv_cache_wait", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.wait(layer, stream)
     })

@@ -1,6 +1,6 @@
 //! Versions, the last error, and the session.
 
-use super::boundary::{Handle, boundary, handle, out, release, versioned, with_last_error, write_versioned};
+use super::boundary::{Handle, boundary, computing, handle, out, release, versioned, with_last_error, write_versioned};
 use crate::abi::{VWD_ABI_VERSION, vwd_session_details, vwd_session_options, vwd_status, vwd_stream};
 use crate::runtime::fork::Process;
 use crate::runtime::{Options, Session};
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn vwd_session_create(
     options: *const vwd_session_options,
     session: *mut *mut vwd_session,
 ) -> vwd_status {
-    boundary("vwd_session_create", || {
+    computing("vwd_session_create", || {
         // SAFETY: the C contract of session.
         let session = unsafe { out(session, "session")? };
         let mut buffer = MaybeUninit::uninit();
