@@ -642,8 +642,9 @@ counts   [R]       int32, out.
 values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
-once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
-borrowed until the stream passes this point; inputs are not written.
+once its scratch is there; may be captured. On CUDA a stream whose arena is too small, or that has none when it is captured, takes
+long rows by a slower kernel without scratch. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until
+the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
 VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
 """,
@@ -1079,10 +1080,10 @@ v          [B, T, Hk, Dv] The cache's dtype.
 k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 
-Afterwards the layer has begin[i] + lens[i] tokens of the sequence. A token has no place, and is dropped and counted, if no sequence
-has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if tokens before it are missing: if the layer has fewer
-than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
-be any number; a prefill appends chunks of many blocks.
+Afterwards the layer has begin[i] + lens[i] tokens of the sequence; a row of 0 tokens changes nothing, wherever it begins. A token
+has no place, and is dropped and counted, if no sequence has that number, as of an idle row, if `vwd_kv_cache_extend` has reserved no
+block for it, or if tokens before it are missing: if the layer has fewer than begin[i] tokens. Lists that were resolved before stay
+valid for up to S more tokens of a sequence. T may be any number; a prefill appends chunks of many blocks.
 
 The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
 slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
@@ -1188,7 +1189,7 @@ it does not grow.
     "vwd_predictor_reset": """Forgets the scores of some sequences: level = −inf, trend = 0.
 
 state             Level and trend, out.
-rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … B−1 are skipped.
+rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … N−1 are skipped.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -1215,10 +1216,9 @@ sequences   [B]                      int32, optional (absent: row i is sequence 
                                      predicted.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
-once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
-borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-UNSUPPORTED, DRIVER, INTERNAL.
+once its scratch is there, of which CUDA takes none; may be captured. Thread-safe; calls on one stream are ordered by the caller.
+Tensors are borrowed until the stream passes this point; inputs are not written.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED, DRIVER, INTERNAL.
 """,
     "vwd_predictor_update": """Folds the true scores of a step into the state (PRR, Holt 1957).
 
