@@ -13,7 +13,7 @@ use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
 use crate::kv;
 use crate::ops::remainder;
-use crate::ops::views::{key_dims, key_dtype, require_counts, scale_or_default};
+use crate::ops::views::{check_blocks, check_heads, key_dims, key_dtype, require_counts, scale_or_default};
 use crate::runtime::require_no_flags;
 
 /// The last blocks of a sequence on a tiered cache, which dense rows read from slots: host memory may not have them yet. A step's tokens lie in
@@ -346,14 +346,8 @@ fn small(name: &str, factors: &[(&str, usize)]) -> Result<()> {
 /// D and Dv, and the factor on q·k, of options whose heads and blocks go together.
 fn heads_and_blocks(c: &vwd_decoder_options) -> Result<([usize; 2], f32)> {
     let dims = key_dims(c.key_dim, c.value_dim)?;
-    if !c.query_heads.is_multiple_of(c.kv_heads) {
-        let expected = format!("a multiple of the {} KV heads", c.kv_heads);
-        return Err(Error::argument("options.query_heads", c.query_heads, expected));
-    }
-    if !c.page_size.is_multiple_of(c.block_size) && !c.block_size.is_multiple_of(c.page_size) {
-        let expected = format!("a divisor or a multiple of the page size {}", c.page_size);
-        return Err(Error::argument("options.block_size", c.block_size, expected));
-    }
+    check_heads([c.query_heads, c.kv_heads])?;
+    check_blocks(c.block_size, c.page_size)?;
     if c.scale == 0.0 && c.key_dim != c.value_dim {
         let expected = format!("the scale of q·k, since D={} and Dv={} differ", c.key_dim, c.value_dim);
         return Err(Error::argument("options.scale", c.scale, expected));
