@@ -58,6 +58,7 @@ const (
 // KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
 type KvCache struct {
 	handle handle[*C.vwd_kv_cache]
+	log    *callback
 }
 
 // NewKvCache creates a cache without sequences.
@@ -71,7 +72,7 @@ func (s *Session) NewKvCache(options KvCacheOptions) (*KvCache, error) {
 		progress.setProgress(&c)
 	}
 	k := &KvCache{}
-	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.kv_cache_create(h, &c, &k.handle.c) })
+	err := s.create(&l, &k.log, func(h *C.vwd_session) C.outcome { return C.kv_cache_create(h, &c, &k.handle.c) })
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +146,10 @@ func (options KvCacheOptions) Capacity() (KvCacheSizes, error) {
 // Close releases the cache once calls in progress have returned. Closing again does nothing; calls after it fail.
 func (k *KvCache) Close() error {
 	if k != nil {
-		k.handle.close(func(c *C.vwd_kv_cache) { C.vwd_kv_cache_release(c) })
+		k.handle.close(func(c *C.vwd_kv_cache) {
+			C.vwd_kv_cache_release(c)
+			k.log.free()
+		})
 	}
 	return nil
 }

@@ -255,13 +255,14 @@ type CompactorOptions struct {
 type Compactor struct {
 	handle handle[*C.vwd_compactor]
 	caches lowering // pins caches in Go's memory
+	log    *callback
 }
 
 // NewCompactor creates a compactor over a set of caches. Caches in Go's memory stay pinned until Close.
 func (s *Session) NewCompactor(options CompactorOptions) (*Compactor, error) {
 	compactor := &Compactor{}
 	c := options.lower(&compactor.caches)
-	err := s.run(&compactor.caches, func(h *C.vwd_session) C.outcome {
+	err := s.create(&compactor.caches, &compactor.log, func(h *C.vwd_session) C.outcome {
 		return C.compactor_create(h, &c, &compactor.handle.c)
 	})
 	if err != nil {
@@ -285,6 +286,7 @@ func (c *Compactor) Close() error {
 		c.handle.close(func(h *C.vwd_compactor) {
 			C.vwd_compactor_release(h)
 			c.caches.release()
+			c.log.free()
 		})
 	}
 	return nil
