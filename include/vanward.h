@@ -321,7 +321,9 @@ VWD_API vwd_status vwd_session_create(const vwd_session_options *options, vwd_se
 /**
  * Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
  * streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
- * caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
+ * caches, decoders, compactors), which keep the parts of it that they need: threads, streams, and parallel_for and log of the
+ * options with their contexts, which stay valid until the last handle is released. Blocks until its threads have ended, if no handle
+ * keeps them; not for capture.
  */
 VWD_API
 void vwd_session_release(vwd_session *session);

@@ -93,7 +93,9 @@ pub unsafe extern "C" fn vwd_session_create(
 
 /// Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
 /// streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
-/// caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
+/// caches, decoders, compactors), which keep the parts of it that they need: threads, streams, and parallel_for and log of the
+/// options with their contexts, which stay valid until the last handle is released. Blocks until its threads have ended, if no handle
+/// keeps them; not for capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_release(session: *mut vwd_session) {
     // SAFETY: the C contract of session.

@@ -57,7 +57,9 @@ Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the messag
 """,
     "vwd_session_release": """Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
 streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
-caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
+caches, decoders, compactors), which keep the parts of it that they need: threads, streams, and parallel_for and log of the
+options with their contexts, which stay valid until the last handle is released. Blocks until its threads have ended, if no handle
+keeps them; not for capture.
 """,
     "vwd_session_info": """Tells which device the session runs on and how much memory it holds.
 
