@@ -312,11 +312,15 @@ size_t vwd_last_error(char *buf,
  * options  NULL means all defaults: device AUTO.
  * session  Out. Release with `vwd_session_release`.
  *
+ * Threads of a CPU session run where the calling thread may, and where options.threads is 0 there are as many as it may use cores.
+ *
  * Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
  * (the message holds the JIT log), INTERNAL.
  */
-VWD_API vwd_status vwd_session_create(const vwd_session_options *options, vwd_session **session);
+VWD_API
+vwd_status vwd_session_create(const vwd_session_options *options,
+                              vwd_session **session);
 
 /**
  * Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,

@@ -66,6 +66,8 @@ pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
 /// options  NULL means all defaults: device AUTO.
 /// session  Out. Release with `vwd_session_release`.
 ///
+/// Threads of a CPU session run where the calling thread may, and where options.threads is 0 there are as many as it may use cores.
+///
 /// Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
 /// (the message holds the JIT log), INTERNAL.

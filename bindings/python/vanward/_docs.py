@@ -51,6 +51,8 @@ the library, too: their failures have a status and no message.
 options  NULL means all defaults: device AUTO.
 session  Out. Release with `vwd_session_release`.
 
+Threads of a CPU session run where the calling thread may, and where options.threads is 0 there are as many as it may use cores.
+
 Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
 (the message holds the JIT log), INTERNAL.
