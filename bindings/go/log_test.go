@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"unsafe"
 )
@@ -23,8 +24,13 @@ func onDevice[T Element](t *testing.T, s *Session, shape ...int) Tensor {
 
 // On a device a call logs the first use of a kernel, in the midst of the call; and a handle's call may do so when its session is closed.
 func TestCallsOfACudaSessionLogToGo(t *testing.T) {
+	var mu sync.Mutex
 	var lines []string
-	options := Options{Device: DeviceCUDA, LogLevel: LogInfo, Log: func(_ LogLevel, text string) { lines = append(lines, text) }}
+	options := Options{Device: DeviceCUDA, LogLevel: LogInfo, Log: func(_ LogLevel, text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		lines = append(lines, text)
+	}}
 	session, err := NewSession(options)
 	if errors.Is(err, ErrUnavailable) && os.Getenv("VANWARD_REQUIRE_GPU") == "" {
 		t.Skip(err)
@@ -36,6 +42,8 @@ func TestCallsOfACudaSessionLogToGo(t *testing.T) {
 	defer other.Close()
 	logged := func(start string) {
 		t.Helper()
+		mu.Lock()
+		defer mu.Unlock()
 		for _, line := range lines {
 			if strings.HasPrefix(line, start) {
 				return
