@@ -28,21 +28,24 @@ constexpr uint32 MOST_THREADS = 256;
 #include "verify_tree/end.cuh"
 #include "verify_tree/warp.cuh"
 
-// A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞.
-constexpr uint64 NO_LOGIT = 0;
+// A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞. The bit WITH_NAN says
+// that there was a NaN among the logits of which it is the largest, and does not count when they are compared.
+constexpr uint64 NO_LOGIT = 0, WITH_NAN = 1u << 31;
 __device__ inline uint64 ranked(float logit, uint32 token) {
     const uint32 bits = __float_as_uint(logit + 0.0f);  // −0 is 0
     const uint32 key = int32(bits) < 0 ? ~bits : bits | 0x80000000u;
-    return logit > minus_infinity() ? uint64(key) << 32 | uint32(~token) : NO_LOGIT;
+    if (logit != logit) return NO_LOGIT | WITH_NAN;
+    return logit > minus_infinity() ? uint64(key) << 32 | (~token & ~uint32(WITH_NAN)) : NO_LOGIT;
 }
+__device__ inline uint64 without_nan(uint64 ranked) { return ranked & ~WITH_NAN; }
+__device__ inline uint64 higher(uint64 a, uint64 b) { return max(without_nan(a), without_nan(b)) | ((a | b) & WITH_NAN); }
 
 // The higher of two; FORBIDS: `other` counts only where its token is allowed.
 template <bool FORBIDS> __device__ inline uint64 higher(uint64 best, uint64 other, const Forbidden &forbidden) {
-    if (!FORBIDS) return max(best, other);
-    if (other <= best) return best;
-    for (uint32 n = 0; n < forbidden.count; ++n)
-        if (forbidden.at(n) == int64(uint32(~other))) return best;
-    return other;
+    if (FORBIDS && without_nan(other) > without_nan(best))
+        for (uint32 n = 0; n < forbidden.count; ++n)
+            if (forbidden.at(n) == int64(~uint32(other) & ~uint32(WITH_NAN))) return best | (other & WITH_NAN);
+    return higher(best, other);
 }
 
 // Neighbouring logits, 16 bytes.
@@ -59,10 +62,11 @@ template <uint32 TYPE> struct Unit {
         const uint32 bits = n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffff;
         return TYPE == FLOAT16 ? widen_float16(bits) : widen_bfloat16(bits);
     }
-    // The largest of them that is a number, −∞ where none is.
-    __device__ float largest() const {
+    // The largest of them that is a number, −∞ where none is. Sets `has_nan` where there is a NaN.
+    __device__ float largest(bool &has_nan) const {
         float all = ::largest_of<TYPE>(words);
         if (all != all) {
+            has_nan = true;
             all = minus_infinity();
 #pragma unroll
             for (uint32 n = 0; n < COUNT; ++n) all = fmaxf(all, at(n));
@@ -80,6 +84,7 @@ template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *log
     float best = minus_infinity();
     Unit<TYPE> kept = {};
     uint32 first = 0;
+    bool has_nan = false;
     for (uint32 token = begin + threadIdx.x * COUNT; token < end; token += AT_ONCE * STEP) {
         Unit<TYPE> units[AT_ONCE];
 #pragma unroll
@@ -89,7 +94,7 @@ template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *log
         }
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
-            const float largest = units[u].largest();
+            const float largest = units[u].largest(has_nan);
             if (largest > best) best = largest, kept = units[u], first = token + u * STEP;
         }
     }
@@ -97,7 +102,7 @@ template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *log
 #pragma unroll
     for (uint32 n = COUNT; n-- > 0;)
         if (kept.at(n) == best) found = n;
-    return ranked(best, first + found);
+    return ranked(best, first + found) | (has_nan ? WITH_NAN : 0);
 }
 
 // The largest logit that a thread finds in tokens `begin` to `end` of a row.
@@ -136,16 +141,18 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(c
     const Forbidden forbidden = early.at(depth_of(p.parents, seq, node, early.least));
     uint64 best = forbidden.count ? largest_of<true>(p, logits, begin, end, forbidden) : largest_of<false>(p, logits, begin, end, forbidden);
 #pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) best = max(best, __shfl_xor_sync(FULL_WARP, best, step));
+    for (uint32 step = 1; step < WARP; step *= 2) best = higher(best, __shfl_xor_sync(FULL_WARP, best, step));
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = best;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (uint32 w = 1; w < MOST_THREADS / WARP; ++w) best = max(best, of_warp[w]);
+    for (uint32 w = 1; w < MOST_THREADS / WARP; ++w) best = higher(best, of_warp[w]);
     p.largest[blockIdx.x] = best;
 }
 
-// The target's tokens of a tree, from the largest logits of the slices of each node's row: neighbouring threads look at neighbouring slices.
-template <typename Token> __device__ inline void find_targets(const VerifyTreeParams &p, uint32 seq, uint32 count, Token *target) {
+// The target's tokens of a tree, from the largest logits of the slices of each node's row, and which rows have a NaN: neighbouring threads look at
+// neighbouring slices.
+template <typename Token>
+__device__ inline void find_targets(const VerifyTreeParams &p, uint32 seq, uint32 count, Token *target, bool *has_nan) {
     constexpr uint32 AT_ONCE = 4;
     const uint32 lanes = 1u << p.log_slices, slice = threadIdx.x & (lanes - 1), step = blockDim.x >> p.log_slices;
     const uint64 *of_tree = p.largest + uint64(seq) * p.nodes * p.slices;
@@ -160,8 +167,10 @@ template <typename Token> __device__ inline void find_targets(const VerifyTreePa
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
             const uint32 node = first + u * step + (threadIdx.x >> p.log_slices);
-            for (uint32 other = 1; other < lanes; other *= 2) best[u] = max(best[u], __shfl_xor_sync(FULL_WARP, best[u], other));
-            if (node < count && slice == 0) target[node] = best[u] == NO_LOGIT ? Token(-1) : Token(~uint32(best[u]));
+            for (uint32 other = 1; other < lanes; other *= 2) best[u] = higher(best[u], __shfl_xor_sync(FULL_WARP, best[u], other));
+            if (node >= count || slice > 0) continue;
+            target[node] = without_nan(best[u]) == NO_LOGIT ? Token(-1) : Token(~uint32(best[u]) & ~uint32(WITH_NAN));
+            has_nan[node] = (best[u] & WITH_NAN) != 0;
         }
     }
 }
@@ -171,6 +180,7 @@ __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) 
     constexpr int32 SLOTS = MOST_NODES / MOST_THREADS;  // nodes of a thread: c = thread + s · threads
     __shared__ Token target[MOST_NODES];
     __shared__ int32 follower[MOST_NODES], path[MOST_NODES];
+    __shared__ bool has_nan[MOST_NODES];
     __shared__ int32 accepted;
     allow_next_kernel();
     // The search for the largest logits began when links and tokens were there.
@@ -191,7 +201,7 @@ __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) 
     const int32 count = min(max(given, 0), nodes);
     if (p.largest) {
         wait_for_previous_kernel();
-        find_targets(p, seq, count, target);
+        find_targets(p, seq, count, target, has_nan);
     }
 #pragma unroll
     for (int32 s = 0; s < SLOTS; ++s) {
@@ -213,17 +223,20 @@ __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) 
     if (threadIdx.x == 0) {
         int32 node = 0, k = 0;
         path[0] = 0;
+        bool saw_nan = p.largest && count > 0 && has_nan[0];
         if (count > 0)
             while (k + 1 < places && follower[node] != NONE) {
                 node = follower[node];
                 path[++k] = node;
+                if (p.largest) saw_nan |= has_nan[node];
             }
         accepted = k;
         as<int32>(p.accepted.at(seq)) = k;
         const Token next = count > 0 ? target[node] : Token(-1);
         as<Token>(p.next_token.at(seq)) = next;
         const bool has_none = p.largest && count > 0 && next < 0;
-        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | (has_none ? NODE_WITHOUT_TOKEN : 0);
+        const uint32 of_rows = (saw_nan ? SAW_NAN : 0) | (has_none ? NODE_WITHOUT_TOKEN : 0);
+        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | of_rows;
     }
     __syncthreads();
     const int32 length = count > 0 ? accepted + 1 : 0;

@@ -503,7 +503,9 @@ fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabula
     for i in 0..batch {
         let (walk, _) = drafts.walk(i, n);
         let last = *walk.last().expect("the root");
-        let bits = if drafts.target[[i, last]] < 0 { VWD_TREE_NO_TOKEN } else { 0 };
+        let has_nan = walk.iter().any(|&node| logits.row([i, node]).iter().any(|x| x.is_nan()));
+        let none = if drafts.target[[i, last]] < 0 { VWD_TREE_NO_TOKEN } else { 0 };
+        let bits = none | if has_nan { VWD_SAMPLE_NAN } else { 0 };
         assert_eq!(status.read_raw()[[i]], bits.to_le_bytes(), "status of {i}");
         assert_eq!(accepted.read_ints()[[i]], walk.len() as i64 - 1);
         assert_eq!(next_token.read_ints()[[i]], drafts.target[[i, last]]);

@@ -329,8 +329,8 @@ path         [B, M]     int32, out, M at least 1: the nodes of the path, root fi
 next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
                         −1.
-status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
-                        where the walk samples; of the whole path, before any of it is cut off.
+status       [B]        uint32, out, optional: VWD_TREE_* bits, and of the rows of logits on the path VWD_SAMPLE_NAN and, where the walk
+                        samples, VWD_SAMPLE_NO_RESIDUAL; of the whole path, before any of it is cut off.
 stop, ignore_stop, remaining, min_remaining, committed_len, finish
                         Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
                         tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
