@@ -228,7 +228,7 @@ impl Drafts {
     fn accepted(n: usize, siblings: usize) -> Drafts {
         let tokens = Array::filled(&[2, n], 5);
         let parents = Array::from_fn(&[2, n], |at| {
-            let level = (at[1] + siblings - 1) / siblings;
+            let level = at[1].div_ceil(siblings);
             [-1, 0].get(level).copied().unwrap_or_else(|| ((level - 2) * siblings + 1) as i64)
         });
         Drafts { tokens: tokens.clone(), parents, target: tokens, counts: None }
