@@ -117,9 +117,9 @@ test-c: configure
 test-go: export VANWARD_CHECK := 1
 test-go: export CGO_CFLAGS := -O2 '-I$(CURDIR)/include'
 test-go: export CGO_LDFLAGS := '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/$(BUILD)/lib'
-test-go: library
+test-go: library emulator
 	cd bindings/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
-	  GOGC=1 GOEXPERIMENT=cgocheck2 go test -count=1 -v ./...
+	  GOGC=1 GOEXPERIMENT=cgocheck2 LD_LIBRARY_PATH='$(CURDIR)/$(EMULATED)/release' VANWARD_REQUIRE_GPU=1 go test -count=1 -v ./...
 
 # The server on a fake engine and on the tiny model, 50 clients among the tests, under the race detector, with checks of pointers that
 # cross into C and of what tensors hold; then the clients without all that, whose memory would hide that of the server.

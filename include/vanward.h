@@ -306,7 +306,8 @@ VWD_API uint32_t vwd_abi_version(void);
  *
  * buf  May be NULL when cap is 0.
  * Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
- * message as it was.
+ * message as it was. Destructors that run when the thread's own data are gone, such as those of a process's static objects, may call
+ * the library, too: their failures have a status and no message.
  */
 VWD_API
 size_t vwd_last_error(char *buf,
@@ -318,16 +319,22 @@ size_t vwd_last_error(char *buf,
  * options  NULL means all defaults: device AUTO.
  * session  Out. Release with `vwd_session_release`.
  *
+ * Threads of a CPU session run where the calling thread may, and where options.threads is 0 there are as many as it may use cores.
+ *
  * Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
  * (the message holds the JIT log), INTERNAL.
  */
-VWD_API vwd_status vwd_session_create(const vwd_session_options *options, vwd_session **session);
+VWD_API
+vwd_status vwd_session_create(const vwd_session_options *options,
+                              vwd_session **session);
 
 /**
  * Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
  * streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
- * caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
+ * caches, decoders, compactors), which keep the parts of it that they need: threads, streams, and parallel_for and log of the
+ * options with their contexts, which stay valid until the last handle is released. Blocks until its threads have ended, if no handle
+ * keeps them; not for capture.
  */
 VWD_API
 void vwd_session_release(vwd_session *session);
@@ -947,8 +954,8 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
  * args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
  *                               −1.
- * args->status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
- *                               where the walk samples; of the whole path, before any of it is cut off.
+ * args->status       [B]        uint32, out, optional: VWD_TREE_* bits, and of the rows of logits on the path VWD_SAMPLE_NAN and, where the walk
+ *                               samples, VWD_SAMPLE_NO_RESIDUAL; of the whole path, before any of it is cut off.
  * args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
  *                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
  *                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
@@ -1517,8 +1524,9 @@ typedef struct {
  * args->values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
- * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
- * borrowed until the stream passes this point; inputs are not written.
+ * once its scratch is there; may be captured. On CUDA a stream whose arena is too small, or that has none when it is captured, takes
+ * long rows by a slower kernel without scratch. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until
+ * the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
  * VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
  */
@@ -2525,10 +2533,10 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  * args->k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
  * args->v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
  *
- * Afterwards the layer has begin[i] + lens[i] tokens of the sequence. A token has no place, and is dropped and counted, if no sequence
- * has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if tokens before it are missing: if the layer has fewer
- * than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
- * be any number; a prefill appends chunks of many blocks.
+ * Afterwards the layer has begin[i] + lens[i] tokens of the sequence; a row of 0 tokens changes nothing, wherever it begins. A token
+ * has no place, and is dropped and counted, if no sequence has that number, as of an idle row, if `vwd_kv_cache_extend` has reserved no
+ * block for it, or if tokens before it are missing: if the layer has fewer than begin[i] tokens. Lists that were resolved before stay
+ * valid for up to S more tokens of a sequence. T may be any number; a prefill appends chunks of many blocks.
  *
  * The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
  * slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
@@ -2768,7 +2776,7 @@ typedef struct {
  * Forgets the scores of some sequences: level = −inf, trend = 0.
  *
  * args->state             Level and trend, out.
- * args->rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … B−1 are skipped.
+ * args->rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … N−1 are skipped.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -2801,10 +2809,9 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  *                                            predicted.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
- * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
- * borrowed until the stream passes this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
- * UNSUPPORTED, DRIVER, INTERNAL.
+ * once its scratch is there, of which CUDA takes none; may be captured. Thread-safe; calls on one stream are ordered by the caller.
+ * Tensors are borrowed until the stream passes this point; inputs are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_predictor_predict(const vwd_session *session,
@@ -2849,6 +2856,9 @@ vwd_status vwd_predictor_update(const vwd_session *session,
  *
  * Each w_j counts as a whole number of a unit that suits the step: a power of two of which the n scores that are not forced add up to
  * at most 2^63, so that what is dropped is below n² / 2^61 of a step's largest weight. The result has the same bits on every backend.
+ *
+ * Scores from elsewhere, such as those of a forecast's queries, are rated on the same steps by histories of two: their row, and the true
+ * one. With {1, 0, 0} for a grid the hit rate is that of the lists that those rows select.
  *
  * args->k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
  * args->grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).

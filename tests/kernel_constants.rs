@@ -24,6 +24,8 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/verify128.rs", "HALVES", "attention/verify128_short.cuh", "HALVES"),
     ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_join.cuh", "RECEIVED_ROWS"),
     ("ops/attention/device/verify128.rs", "STAGE_UNITS", "attention/verify128_join.cuh", "STAGE_TILES"),
+    ("ops/attention/device/boxes.rs", "SLAB_ELEMENTS", "common/warpgroup.cuh", "SLAB_ELEMENTS"),
+    ("ops/attention/device/boxes.rs", "BOXES_BYTES", "attention/verify128_boxes.cuh", "BOXES_BYTES"),
     ("ops/quantize/rows.rs", "THREADS", "quantize/rows.cuh", "CODE_THREADS"),
     ("ops/quantize/rows.rs", "SPAN", "quantize/rows.cuh", "SPAN"),
     ("ops/quantize/rows.rs", "SPAN_PITCH", "quantize/rows.cuh", "SPAN_PITCH"),
@@ -78,12 +80,14 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("kv/cuda/params.rs", "MOST_BLOCKS", "cache/params.cuh", "MOST"),
     ("ops/draw/device.rs", "THREADS", "common/draw.cuh", "DRAW_THREADS"),
     ("ops/draw/device.rs", "SEGMENT_THREADS", "common/sampling.cuh", "SEGMENT_THREADS"),
+    ("ops/draw/device.rs", "SEARCH_BYTES", "sample/cluster_filtered.cu", "SEARCH_BYTES"),
     ("runtime/cuda/mod.rs", "LARGEST_CLUSTER", "common/cluster_topk.cuh", "LARGEST_CLUSTER"),
 ];
 
 /// A constant of a file of `src`: no less than the bytes of shared memory that these kernels declare. The kernels are those of PTX files
 /// whose names begin so, and whose own names begin so.
 const DECLARED: &[(&str, &str, &str, &str)] = &[
+    ("ops/draw/device.rs", "CLUSTER_SHARED", "sample/cluster", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/mma_", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/repair_verify128", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode128_", ""),

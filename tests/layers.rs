@@ -87,7 +87,7 @@ fn files_import_each_other_in_no_circle() {
 const SHOWN: [(&str, &str); 3] = [
     // Verify and pack are one kernel where they are one call.
     ("ops/verify/mod.rs", "use cpu::run as on_cpu;"),
-    ("ops/verify/mod.rs", "use cuda::{ByToken, EndParams, Kernels, Params, run as enqueue, tiles};"),
+    ("ops/verify/mod.rs", "use cuda::{ByToken, EndParams, Kernels, Params, run_before, tiles};"),
     // The predictor selects with top-k's device code.
     ("ops/topk/mod.rs", "use cuda::Clusters;"),
 ];

@@ -221,6 +221,8 @@ impl<'b> Step<'b> {
         step.verify_and_pack();
         step.attend();
         step.forecast();
+        step.keep_in_slots();
+        step.decode();
         step.outputs.iter().map(|(name, tensor)| (*name, tensor.read_memory())).collect()
     }
 
@@ -469,4 +471,124 @@ impl<'b> Step<'b> {
             vwd_forecast_release(forecast);
         }
     }
+
+    /// A cache whose blocks are coded and decoded: by appends, by a cut inside a coded block, and on their way to a slot.
+    fn keep_in_slots(&mut self) {
+        const HEADS: usize = KV_HEADS * DIM;
+        let (tokens, control, stream) = (6 * BLOCK, self.control, self.backend.stream());
+        // One weight is no number that is normal.
+        let weights: Vec<f32> = (0..HEADS).map(|n| if n == 5 { 1e-40 } else { 0.5 + self.rng.unit() as f32 }).collect();
+        let options = vwd_kv_cache_options {
+            layers: 1,
+            kv_heads: KV_HEADS as u32,
+            block_size: BLOCK as u32,
+            key_dim: DIM as u32,
+            value_dim: DIM as u32,
+            dtype_code: F32.code as u32,
+            dtype_bits: F32.bits as u32,
+            max_sequences: 2,
+            max_blocks: 8,
+            host_blocks: 16,
+            slots: 8,
+            coding: VWD_CODING_INT4,
+            slot_coding: VWD_SLOTS_DECODED,
+            weights: weights.as_ptr(),
+            ..args()
+        };
+        let rows = [0; 2].map(|_| self.floats(F32, &[1, tokens, KV_HEADS, DIM]));
+        let (mut sequence, mut fork) = (0u32, 0u32);
+        let ints = |backend, value: i64, shape: &[usize]| {
+            Tensor::ints(backend, I32, &Array::filled(shape, value), &Layout::default())
+        };
+        let (sequences, begin) = (ints(self.backend, 0, &[1]), ints(self.backend, 0, &[1]));
+        let (ids, counts) = (ints(self.backend, 1, &[1, KV_HEADS, 1]), ints(self.backend, 1, &[1, KV_HEADS]));
+        let wanted =
+            vwd_block_list { ids: ids.c(), counts: counts.c(), slots: self.output("slots", I32, &[1, KV_HEADS, 1]) };
+        let append = vwd_kv_cache_append_args {
+            sequences: sequences.c(),
+            begin: begin.c(),
+            k: rows[0].c(),
+            v: rows[1].c(),
+            ..args()
+        };
+        let resolve = vwd_kv_cache_resolve_args { sequences: sequences.c(), wanted, ..args() };
+        let (mut cache, mut view) = (std::ptr::null_mut(), args::<vwd_kv_cache_layer>());
+        // SAFETY: the tensors outlive the calls; created here, released here.
+        unsafe {
+            let made = with_control(control, || vwd_kv_cache_create(self.backend.session(), &options, &mut cache));
+            assert_ok(made);
+            assert_ok(vwd_kv_cache_add(cache, &mut sequence, stream));
+            assert_ok(vwd_kv_cache_extend(cache, sequence, tokens as u64, stream));
+            assert_ok(with_control(control, || vwd_kv_cache_append(cache, &append, stream)));
+            assert_ok(with_control(control, || vwd_kv_cache_resolve(cache, &resolve, stream)));
+            assert_ok(with_control(control, || vwd_kv_cache_fetch(cache, 0, stream)));
+            assert_ok(with_control(control, || vwd_kv_cache_wait(cache, 0, stream)));
+            let cut = 2 * BLOCK as u64 + 5;
+            assert_ok(with_control(control, || vwd_kv_cache_fork(cache, sequence, cut, &mut fork, stream)));
+            assert_ok(with_control(control, || vwd_kv_cache_truncate(cache, sequence, cut, stream)));
+            assert_ok(vwd_kv_cache_view(cache, 0, &mut view));
+        }
+        // SAFETY: the first of the slots that were written above.
+        let slot = unsafe { *wanted.slots.data.cast::<i32>() };
+        let page = |tail: i64| [view.tail_k, view.tail_v].map(|t| rows_of(&t, tail));
+        // The third block of the fork, and of the sequence, each cut; and the fetched block.
+        let decoded = [page(4 + 2), page(2), [view.k, view.v].map(|t| rows_of(&t, slot as i64))].concat().concat();
+        let copied = self.output("decoded", F32, &[decoded.len()]);
+        // SAFETY: as many numbers as the output has; the cache is released once.
+        unsafe {
+            copied.data.cast::<f32>().copy_from_nonoverlapping(decoded.as_ptr(), decoded.len());
+            vwd_kv_cache_release(cache);
+        }
+        let (slots, misses, shares) = ([70u32, 30, 11], [3u64, 50, 7], self.output("shares", I32, &[3]));
+        let (slots, misses, shares) = ((&raw const slots).cast(), (&raw const misses).cast(), shares.data.cast());
+        let share = vwd_kv_cache_share_args { layers: 3, least: 1, total: 1000, slots, misses, shares, ..args() };
+        // SAFETY: three numbers of each.
+        assert_ok(with_control(control, || unsafe { vwd_kv_cache_share_slots(&share) }));
+    }
+
+    /// A step of a decoder whose scale is the default.
+    fn decode(&mut self) {
+        let options = vwd_decoder_options {
+            layers: 1,
+            max_rows: 1,
+            query_heads: HEADS as u32,
+            kv_heads: KV_HEADS as u32,
+            key_dim: 80,
+            value_dim: 80,
+            dtype_code: F32.code as u32,
+            dtype_bits: F32.bits as u32,
+            page_size: BLOCK as u32,
+            pages: 1,
+            block_size: BLOCK as u32,
+            max_positions: 5,
+            ..args()
+        };
+        let [k, v] = [0; 2].map(|_| self.floats(F32, &[1, BLOCK, KV_HEADS, 80]));
+        let q = self.floats(F32, &[1, HEADS, 80]);
+        let lens = Tensor::ints(self.backend, I32, &Array::filled(&[1], BLOCK as i64), &Layout::default());
+        let out = self.output("out of a decoder", F32, &[1, HEADS, 80]);
+        let step = vwd_decoder_step { seq_lens: lens.c(), ..args() };
+        let attend = vwd_decoder_attend_args { k: k.c(), v: v.c(), q: q.c(), out, ..args() };
+        let (control, stream, mut decoder) = (self.control, self.backend.stream(), std::ptr::null_mut());
+        // SAFETY: the tensors outlive the calls; created here, released here.
+        unsafe {
+            assert_ok(with_control(control, || vwd_decoder_create(self.backend.session(), &options, &mut decoder)));
+            assert_ok(with_control(control, || vwd_decoder_begin(decoder, &step, stream)));
+            assert_ok(with_control(control, || vwd_decoder_attend(decoder, &attend, stream)));
+            vwd_decoder_release(decoder);
+        }
+    }
+}
+
+/// All numbers at an index of the first dimension.
+fn rows_of(t: &vwd_tensor, at: i64) -> Vec<f32> {
+    let mut numbers = Vec::new();
+    for token in 0..t.shape[1] {
+        for head in 0..t.shape[2] {
+            let offset = at * t.strides[0] + token * t.strides[1] + head * t.strides[2];
+            // SAFETY: an element of a view that the test has of host memory.
+            numbers.extend((0..t.shape[3]).map(|c| unsafe { *t.data.cast::<f32>().offset((offset + c) as isize) }));
+        }
+    }
+    numbers
 }

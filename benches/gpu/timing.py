@@ -175,11 +175,17 @@ class Rows:
         self._file = open(path, "w") if path else None
 
     def put(self, what, **row):
-        cells = (f"{key}={value:.2f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+        cells = (f"{key}={self.short(value)}" for key, value in row.items())
         print(f"{what:12}", "  ".join(cells), flush=True)
         if self._file:
             self._file.write(json.dumps({"what": what, **row}) + "\n")
             self._file.flush()
+
+    @staticmethod
+    def short(value):
+        if not isinstance(value, float):
+            return str(value)
+        return f"{value:.2f}" if value == 0 or abs(value) >= 0.05 else f"{value:.4f}"
 
 
 def run(about, measure, scratch_bytes=0, has_goals=False, parts=()):

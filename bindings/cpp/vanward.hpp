@@ -365,7 +365,7 @@ class Task {
 
 /// Has a CPU session's work done by threads of the program: `pool(tasks, task)`, with a Task, runs every task, on any
 /// threads and in any order, and returns when all have returned. It does not throw, may be called by several threads at
-/// once, and outlives the session and its forecasts.
+/// once, and outlives the session and all handles that were made with it.
 template <class Pool>
 void use_threads(vwd_session_options &options, Pool &pool) {
   static_assert(!std::is_const_v<Pool>, "a pool is called");
@@ -376,8 +376,8 @@ void use_threads(vwd_session_options &options, Pool &pool) {
 }
 
 /// Has a session log: `log(level, text)` takes one of VWD_LOG_* and a std::string_view that is valid during the call. It does
-/// not throw and does not call the library, may be called by several threads at once, and outlives the session and its
-/// forecasts. `level` is the most detailed that is logged; 0 means VANWARD_LOG of the environment, or VWD_LOG_INFO.
+/// not throw and does not call the library, may be called by several threads at once, and outlives the session and all
+/// handles that were made with it. `level` is the most detailed that is logged; 0 means VANWARD_LOG of the environment, or VWD_LOG_INFO.
 template <class Log>
 void use_log(vwd_session_options &options, Log &log, std::uint32_t level = 0) {
   static_assert(!std::is_const_v<Log>, "a log is called");

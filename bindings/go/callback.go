@@ -2,12 +2,13 @@ package vanward
 
 // #include <stdlib.h>
 // #include "calls.h"
-// void vanward_go_log(void *context, uint32_t level, char *text);
+// void vanward_go_log_line(void *context, uint32_t level, const char *text);
 // void vanward_go_progress(void *context, uint64_t done, uint64_t total);
 import "C"
 
 import (
 	"runtime/cgo"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -16,16 +17,26 @@ import (
 type callback struct {
 	function cgo.Handle
 	memory   unsafe.Pointer
+	users    atomic.Int32 // handles whose calls may make it; the last one frees it
 }
 
 func newCallback(function any) *callback {
-	c := &callback{cgo.NewHandle(function), C.malloc(C.size_t(unsafe.Sizeof(cgo.Handle(0))))}
+	c := &callback{function: cgo.NewHandle(function), memory: C.malloc(C.size_t(unsafe.Sizeof(cgo.Handle(0))))}
 	*(*cgo.Handle)(c.memory) = c.function
+	c.users.Store(1)
+	return c
+}
+
+// keep has one more user, which frees it, too.
+func (c *callback) keep() *callback {
+	if c != nil {
+		c.users.Add(1)
+	}
 	return c
 }
 
 func (c *callback) setLog(options *C.vwd_session_options) {
-	options.log, options.log_context = C.vwd_log(C.vanward_go_log), c.memory
+	options.log, options.log_context = C.vwd_log(C.vanward_go_log_line), c.memory
 }
 
 func (c *callback) setProgress(options *C.vwd_kv_cache_options) {
@@ -33,7 +44,7 @@ func (c *callback) setProgress(options *C.vwd_kv_cache_options) {
 }
 
 func (c *callback) free() {
-	if c != nil {
+	if c != nil && c.users.Add(-1) == 0 {
 		C.free(c.memory)
 		c.function.Delete()
 	}

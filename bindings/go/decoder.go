@@ -90,6 +90,7 @@ type Decoder struct {
 	handle  handle[*C.vwd_decoder]
 	options lowering  // pins what lies in Go's memory
 	step    *lowering // the same of the last step
+	log     *callback
 }
 
 // NewDecoder creates a decoder.
@@ -97,7 +98,7 @@ func (s *Session) NewDecoder(options DecoderOptions) (*Decoder, error) {
 	d := &Decoder{}
 	c := options.lower(&d.options)
 	err := options.withBudget(&d.options, &c, func() error {
-		return s.run(&d.options, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
+		return s.create(&d.options, &d.log, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
 	})
 	if err != nil {
 		d.options.release()
@@ -113,7 +114,9 @@ func (s *Session) NewDecoderOnCache(options DecoderOptions, cache *KvCache) (*De
 	var err error
 	used := cache.run(&d.options, func(k *C.vwd_kv_cache) C.outcome {
 		err = options.withBudget(&d.options, &c, func() error {
-			return s.run(&d.options, func(h *C.vwd_session) C.outcome { return C.decoder_create_on_cache(h, &c, k, &d.handle.c) })
+			return s.create(&d.options, &d.log, func(h *C.vwd_session) C.outcome {
+				return C.decoder_create_on_cache(h, &c, k, &d.handle.c)
+			})
 		})
 		return C.outcome{}
 	})
@@ -207,6 +210,7 @@ func (d *Decoder) Close() error {
 			C.vwd_decoder_release(c)
 			d.keep(nil)
 			d.options.release()
+			d.log.free()
 		})
 	}
 	return nil

@@ -25,6 +25,7 @@ type ForecastOptions struct {
 // Forecast holds linear maps, one per layer, that forecast the next layer's queries. It outlives its session.
 type Forecast struct {
 	handle handle[*C.vwd_forecast]
+	log    *callback
 }
 
 // NewForecast creates empty maps.
@@ -32,7 +33,7 @@ func (s *Session) NewForecast(options ForecastOptions) (*Forecast, error) {
 	var l lowering
 	c := options.lower(&l)
 	f := &Forecast{}
-	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.forecast_create(h, &c, &f.handle.c) })
+	err := s.create(&l, &f.log, func(h *C.vwd_session) C.outcome { return C.forecast_create(h, &c, &f.handle.c) })
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +61,7 @@ func (s *Session) LoadForecast(path string) (*Forecast, error) {
 	cPath := l.path(path)
 	defer C.free(unsafe.Pointer(cPath))
 	f := &Forecast{}
-	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.forecast_load(h, cPath, &f.handle.c) })
+	err := s.create(&l, &f.log, func(h *C.vwd_session) C.outcome { return C.forecast_load(h, cPath, &f.handle.c) })
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +71,10 @@ func (s *Session) LoadForecast(path string) (*Forecast, error) {
 // Close releases the maps once calls in progress have returned. Closing again does nothing; calls after it fail.
 func (f *Forecast) Close() error {
 	if f != nil {
-		f.handle.close(func(c *C.vwd_forecast) { C.vwd_forecast_release(c) })
+		f.handle.close(func(c *C.vwd_forecast) {
+			C.vwd_forecast_release(c)
+			f.log.free()
+		})
 	}
 	return nil
 }

@@ -58,6 +58,7 @@ const (
 // KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
 type KvCache struct {
 	handle handle[*C.vwd_kv_cache]
+	log    *callback
 }
 
 // NewKvCache creates a cache without sequences.
@@ -71,7 +72,7 @@ func (s *Session) NewKvCache(options KvCacheOptions) (*KvCache, error) {
 		progress.setProgress(&c)
 	}
 	k := &KvCache{}
-	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.kv_cache_create(h, &c, &k.handle.c) })
+	err := s.create(&l, &k.log, func(h *C.vwd_session) C.outcome { return C.kv_cache_create(h, &c, &k.handle.c) })
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +146,10 @@ func (options KvCacheOptions) Capacity() (KvCacheSizes, error) {
 // Close releases the cache once calls in progress have returned. Closing again does nothing; calls after it fail.
 func (k *KvCache) Close() error {
 	if k != nil {
-		k.handle.close(func(c *C.vwd_kv_cache) { C.vwd_kv_cache_release(c) })
+		k.handle.close(func(c *C.vwd_kv_cache) {
+			C.vwd_kv_cache_release(c)
+			k.log.free()
+		})
 	}
 	return nil
 }
@@ -219,10 +223,10 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 //	k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 //	v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 //
-//	Afterwards the layer has begin[i] + lens[i] tokens of the sequence. A token has no place, and is dropped and counted, if no sequence
-//	has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if tokens before it are missing: if the layer has fewer
-//	than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
-//	be any number; a prefill appends chunks of many blocks.
+//	Afterwards the layer has begin[i] + lens[i] tokens of the sequence; a row of 0 tokens changes nothing, wherever it begins. A token
+//	has no place, and is dropped and counted, if no sequence has that number, as of an idle row, if `vwd_kv_cache_extend` has reserved no
+//	block for it, or if tokens before it are missing: if the layer has fewer than begin[i] tokens. Lists that were resolved before stay
+//	valid for up to S more tokens of a sequence. T may be any number; a prefill appends chunks of many blocks.
 //
 //	The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
 //	slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is

@@ -365,8 +365,9 @@ func (args SelectTokensArgs) lower(l *lowering) (C.vwd_select_tokens_args, C.vwd
 //	values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
-//	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
-//	borrowed until the stream passes this point; inputs are not written.
+//	once its scratch is there; may be captured. On CUDA a stream whose arena is too small, or that has none when it is captured, takes
+//	long rows by a slower kernel without scratch. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until
+//	the stream passes this point; inputs are not written.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
 //	VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
 type TopKArgs struct {

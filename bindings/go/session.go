@@ -53,8 +53,8 @@ type Options struct {
 	ScratchBytes uint64 // CUDA: bytes of a scratch arena that a call makes for its stream
 	PinnedLimit  uint64 // most bytes that PinnedAlloc may have handed out at once
 
-	// Log takes lines of what the session does, until Close. It is called by the goroutines that call the session, several at
-	// once where they do, and calls no method of this package.
+	// Log takes lines of what the session does, until Close of it and of the handles that were made with it. It is called while they are
+	// called, several times at once where that is, on other threads, and calls no method of this package.
 	Log      func(level LogLevel, text string)
 	LogLevel LogLevel // the most detailed that is logged; 0 means VANWARD_LOG of the environment, or LogInfo
 	Variants string   // CUDA: variants of kernels to force, "family=variant"; "" means VANWARD_VARIANTS of the environment
@@ -170,6 +170,18 @@ func (s *Session) run(l *lowering, call func(*C.vwd_session) C.outcome) error {
 		return invalid("session", "nil")
 	}
 	return s.handle.use("session", call)
+}
+
+// create makes a call that creates a handle. The library logs in the handle's calls, too, also after Close of the session: the handle keeps
+// the session's log, and frees it when it is closed.
+func (s *Session) create(l *lowering, log **callback, call func(*C.vwd_session) C.outcome) error {
+	return s.run(l, func(h *C.vwd_session) C.outcome {
+		outcome := call(h)
+		if outcome.status == C.VWD_OK {
+			*log = s.log.keep()
+		}
+		return outcome
+	})
 }
 
 // Info tells what the session runs on and what it holds.

@@ -140,8 +140,8 @@ const (
 //	next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 //	committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
 //	                        −1.
-//	status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
-//	                        where the walk samples; of the whole path, before any of it is cut off.
+//	status       [B]        uint32, out, optional: VWD_TREE_* bits, and of the rows of logits on the path VWD_SAMPLE_NAN and, where the walk
+//	                        samples, VWD_SAMPLE_NO_RESIDUAL; of the whole path, before any of it is cut off.
 //	stop, ignore_stop, remaining, min_remaining, committed_len, finish
 //	                        Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
 //	                        tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
@@ -255,13 +255,14 @@ type CompactorOptions struct {
 type Compactor struct {
 	handle handle[*C.vwd_compactor]
 	caches lowering // pins caches in Go's memory
+	log    *callback
 }
 
 // NewCompactor creates a compactor over a set of caches. Caches in Go's memory stay pinned until Close.
 func (s *Session) NewCompactor(options CompactorOptions) (*Compactor, error) {
 	compactor := &Compactor{}
 	c := options.lower(&compactor.caches)
-	err := s.run(&compactor.caches, func(h *C.vwd_session) C.outcome {
+	err := s.create(&compactor.caches, &compactor.log, func(h *C.vwd_session) C.outcome {
 		return C.compactor_create(h, &c, &compactor.handle.c)
 	})
 	if err != nil {
@@ -285,6 +286,7 @@ func (c *Compactor) Close() error {
 		c.handle.close(func(h *C.vwd_compactor) {
 			C.vwd_compactor_release(h)
 			c.caches.release()
+			c.log.free()
 		})
 	}
 	return nil

@@ -112,7 +112,7 @@ __device__ inline void repair_verify128(const RepairParams &r) {
     __shared__ WorkItemLengths lengths;
     const AttentionParams &p = r.to;
     request_parameters(r, words);
-    s.open(p, GROUP_THREADS + STAGE_TILES);
+    s.open(p, STAGE_TILES);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas(), item_number = p.ctas.divide(blockIdx.x);
     const WorkItem item = work_item_of(p, item_number);
     allow_next_kernel();

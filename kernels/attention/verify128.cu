@@ -3,9 +3,9 @@
 
 #include "attention/verify128.cuh"
 
-extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_f16(const __grid_constant__ AttentionParams p) {
-    attention_verify128<Float16, false, ChainRows>(p);
+extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_f16(const __grid_constant__ AttentionParams p, const __grid_constant__ Boxes boxes) {
+    attention_verify128<Float16, false, ChainRows>(p, boxes);
 }
-extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_bf16(const __grid_constant__ AttentionParams p) {
-    attention_verify128<Bfloat16, true, ChainRows>(p);
+extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_bf16(const __grid_constant__ AttentionParams p, const __grid_constant__ Boxes boxes) {
+    attention_verify128<Bfloat16, true, ChainRows>(p, boxes);
 }

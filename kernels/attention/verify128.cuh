@@ -11,12 +11,16 @@
 //
 // The weights P stay in registers: the sums of the first product have the form of the second product's operand.
 //
+// A tile whose 16 tokens are all there and lie side by side is copied as boxes of tensors (verify128_boxes.cuh): one lane of its warp requests two boxes of keys
+// and two of values. The lanes of a warp copy other tiles, 16 bytes each at a time, and all tiles where keys or values cannot be mapped. Warps of a stage may differ.
+//
 //   Bytes of a stage: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
 //
 // How the tokens of a row are split depends on its own list and on the lengths of all of the call's lists, and on nothing else; where chunks are
 // fixed (FixedChunks), on its own list alone.
 #pragma once
 
+#include "attention/verify128_boxes.cuh"
 #include "attention/verify128_join.cuh"
 
 static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TOKENS * SLAB_WIDTH);
@@ -48,28 +52,32 @@ template <typename Rows> constexpr uint32 COPY_REGISTERS = 504 - GROUPS * Rows::
 template <typename Rows>
 struct VerifyCopies : VerifyJob {
     static constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;  // of 16 bytes in a token's keys
+    static constexpr uint32 TILE_BYTES = SLABS * BOX_BYTES;     // of its keys, or of its values
+
+    const Boxes *boxes = nullptr;  // NULL: tiles are not copied as boxes
 
     // Where this lane's granule lies; position −1: nowhere.
-    int32 position;
+    Place place;
     const char *key, *value;
     // Rows all see the tokens seen_begin … seen_end − 1, and bit n: all tokens of lane n's granule.
     int32 seen_begin, seen_end;
     uint32 whole;
+    uint32 head_in_boxes;
 
     __device__ static const char *of_lane(const char *address, uint32 lane) {
         return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(address), lane));
     }
     __device__ void keep_place(const Place &place) {
-        position = place.position;
+        this->place = place;
         key = p.k.at(place.page, place.row, item.head);
         value = p.v.at(place.page, place.row, item.head);
-        whole = __ballot_sync(FULL_WARP, position >= max(seen_begin, 0) && position + (1 << p.log_granule) <= seen_end);
+        whole = __ballot_sync(FULL_WARP, place.position >= max(seen_begin, 0) && place.position + (1 << p.log_granule) <= seen_end);
     }
     // Tells those that compute which tokens a tile has, and whether every row sees all of them. Bit n of the result: token n is there.
     __device__ uint32 note_tile(const Tiles &tiles, uint32 tile, uint32 stage) const {
         const bool exists = tile < tiles.count;
         const uint32 from = tiles.lane_of(p, tile, 0), all = (1u << (TILE >> p.log_granule)) - 1, row = lane % TILE, within = row & ((1 << p.log_granule) - 1);
-        const int32 granule = __shfl_sync(FULL_WARP, position, from + (row >> p.log_granule));
+        const int32 granule = __shfl_sync(FULL_WARP, place.position, from + (row >> p.log_granule));
         const int32 node = granule + int32(within) - (reach.length - reach.queries);
         const bool is_there = exists && is_reached(reach, granule, within) && Rows::Seen::has(p, node);
         if (lane == row) s.position[stage][warp * TILE + row] = is_there ? granule + int32(within) : -1;
@@ -100,6 +108,21 @@ struct VerifyCopies : VerifyJob {
             copy_16(place_of_copy(to, n), at, are_there >> row & 1);
         }
     }
+    // Whether a tile whose tokens `are_there` is copied as boxes.
+    __device__ bool takes_boxes(uint32 are_there) const { return boxes && boxes->exist && are_there == FULL_WARP; }
+    // The KV head of keys and values; pages that slots name have one.
+    __device__ uint32 find_head() const { return p.slots.data ? 0 : item.head; }
+    // Where a tile lies that one lane has found, for all of them.
+    __device__ static Place of_lane(const Place &place, uint32 lane) {
+        return {0, __shfl_sync(FULL_WARP, place.page, lane), __shfl_sync(FULL_WARP, place.row, lane)};
+    }
+    // Requests keys or values of a whole tile, which lies at `place`. The elected lane calls it. Products have read what a box overwrites, by the proxy by which boxes are written;
+    // where lanes had copied that, those who compute have fenced it before they read it (fence_copies). So there is nothing to fence here.
+    __device__ void request_boxes(const TensorMap &map, const Place &place, uint32 head, uint32 to, const Barrier &full) const {
+#pragma unroll
+        for (uint32 n = 0; n < SLABS; n++)
+            map.copy_box(to + n * SLAB_BYTES + warp * BOX_BYTES, n * SLAB_ELEMENTS, place.row, head, place.page, full);
+    }
     // The warp's first tile of a chunk that begins with unit `begin`.
     __device__ uint32 first_tile(uint32 begin) const { return begin + rank * STAGE_TILES + warp; }
     // The warp's tiles, and which tokens every row sees.
@@ -109,7 +132,8 @@ struct VerifyCopies : VerifyJob {
         seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
         seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
         Rows::Seen::find(p, item, reach);
-        position = -1;
+        place = {-1, 0, 0};
+        head_in_boxes = find_head();
         key = p.k.data, value = p.v.data;
         whole = 0;
         return {first, STAGE_TILES * ctas, first < end ? p.ctas.divide((end - first - 1) / STAGE_TILES) + 1 : 0};
@@ -134,10 +158,20 @@ struct VerifyCopies : VerifyJob {
             if (uses) s.empty[stage].wait(uses - 1);
             if (step < tiles.count && tiles.begins(p, step)) keep_place(next);
             const uint32 are_there = note_tile(tiles, step, stage), to = shared_address(shared) + stage * STAGE_BYTES;
-            copy_tile(tiles, step, are_there, key, p.k.step[1], to);
-            copy_tile(tiles, step, are_there, value, p.v.step[1], to + VALUES_OFFSET);
-            arrive_after_copies(shared_address(&s.full[stage]));
-            arrive(s.full[stage]);
+            if (takes_boxes(are_there)) {
+                const Place at = of_lane(place, tiles.lane_of(p, step, 0));
+                __syncwarp();  // what is said of the tile is written
+                if (is_elected()) {
+                    s.full[stage].expect(2 * TILE_BYTES);
+                    request_boxes(boxes->keys, at, head_in_boxes, to, s.full[stage]);
+                    request_boxes(boxes->values, at, head_in_boxes, to + VALUES_OFFSET, s.full[stage]);
+                }
+            } else {
+                copy_tile(tiles, step, are_there, key, p.k.step[1], to);
+                copy_tile(tiles, step, are_there, value, p.v.step[1], to + VALUES_OFFSET);
+                await_copies(s.full[stage]);
+                arrive(s.full[stage]);
+            }
             if (++stage == STAGES) stage = 0, turn++;
             // While copies are under way.
             if (step + at_once < tiles.count && tiles.begins(p, step)) next = find(step + at_once);
@@ -382,20 +416,22 @@ __device__ inline InCluster begin_verify(const Parameters &all, const AttentionP
 }
 
 template <typename Type, bool IS_BFLOAT16, typename Rows>
-__device__ inline void attention_verify128(const AttentionParams &p) {
+__device__ inline void attention_verify128(const AttentionParams &p, const Boxes &boxes) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ VerifyShared s;
     __shared__ uint32 words[WARP];
-    const auto [rank, ctas] = begin_verify(p, p, s, words, GROUP_THREADS + STAGE_TILES);
+    if (threadIdx.x == COMPUTE_THREADS) boxes.prefetch();
+    const auto [rank, ctas] = begin_verify(p, p, s, words, STAGE_TILES);
     const CtaShare &cta_share = s.cta_share;
     // A CTA without a share goes the same way: the cluster's other CTAs wait for what it sends.
     const WorkItem item = work_item_of(p, cta_share.item);
     const Reach reach = Rows::reach_of(p, item, Reach::of(p, item, cta_share.length, cta_share.queries));
-    const VerifyJob job{p, cta_share, item, reach, s, shared, shared + RECEIVED_OFFSET, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
-    const uint32 group = threadIdx.x / GROUP_THREADS;
+    // The compiler sees that lanes of a warp go the same way.
+    const uint32 warp = __shfl_sync(FULL_WARP, threadIdx.x / WARP, 0), group = warp / 4;
+    const VerifyJob job{p, cta_share, item, reach, s, shared, shared + RECEIVED_OFFSET, threadIdx.x % WARP, warp % 4, rank, ctas};
     if (group == GROUPS) {
         give_registers<COPY_REGISTERS<Rows>>();
-        VerifyCopies<Rows> copies{job};
+        VerifyCopies<Rows> copies{job, &boxes};
         cluster_started();
         copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
         if (job.warp == 0) {

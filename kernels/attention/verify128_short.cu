@@ -3,9 +3,9 @@
 
 #include "attention/verify128_short.cuh"
 
-extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1) attention_verify128_short_f16(const __grid_constant__ AttentionParams p) {
-    attention_verify128_short<Float16, false, ChainRows>(p);
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1) attention_verify128_short_f16(const __grid_constant__ AttentionParams p, const __grid_constant__ Boxes boxes) {
+    attention_verify128_short<Float16, false, ChainRows>(p, boxes);
 }
-extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1) attention_verify128_short_bf16(const __grid_constant__ AttentionParams p) {
-    attention_verify128_short<Bfloat16, true, ChainRows>(p);
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1) attention_verify128_short_bf16(const __grid_constant__ AttentionParams p, const __grid_constant__ Boxes boxes) {
+    attention_verify128_short<Bfloat16, true, ChainRows>(p, boxes);
 }

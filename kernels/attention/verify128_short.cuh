@@ -7,8 +7,9 @@
 //   products  a warpgroup ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
 //   join      (verify128_join.cuh) both halves in shared memory ── the cluster, each CTA a part of the rows
 //
-// Entries of lists are read beside lengths, the first keys are requested before these are known, and S of a stage is computed beside O of the one before.
-// The instructions of the warps that copy bound it, so that each half has four of these warps, and whole tiles take fewer instructions.
+// Entries of lists are read beside lengths, the first keys are requested before these are known (those of both stages of the ring, where tiles are copied as boxes), and S of
+// a stage is computed beside O of the one before. Each half has four warps that copy: where tiles are not boxes, the instructions of these warps bound it, and whole tiles take
+// fewer of them.
 #pragma once
 
 #include "attention/verify128.cuh"
@@ -53,7 +54,7 @@ struct ShortJob : VerifyJob {
 template <typename Rows>
 struct ShortCopies : VerifyCopies<Rows> {
     using Base = VerifyCopies<Rows>;
-    using Base::arrive, Base::cta_share, Base::item, Base::key, Base::lane, Base::p, Base::reach, Base::s, Base::shared, Base::value;
+    using Base::arrive, Base::boxes, Base::cta_share, Base::item, Base::key, Base::lane, Base::p, Base::place, Base::reach, Base::s, Base::shared, Base::value;
 
     const ShortJob &job;
     // Where the listed tokens of the first tiles lie if lists and sequences are as long as they may be.
@@ -61,18 +62,47 @@ struct ShortCopies : VerifyCopies<Rows> {
     Place first_place;
 
     __device__ Tiles tiles_of_any_list() const { return {this->first_tile(0), STAGE_TILES * this->ctas, WARP}; }
+    __device__ Reach longest_reach() const { return {0, 0, 0, int32(p.token_capacity)}; }
     // Looks the first tiles up in the list.
     __device__ void find_early() {
         first_x = tiles_of_any_list().token(p, 0);
-        first_place = place_of(p, item, Reach{0, 0, 0, int32(p.token_capacity)}, p.list_capacity, first_x, listed(p, item, first_x));
+        first_place = place_of(p, item, longest_reach(), p.list_capacity, first_x, listed(p, item, first_x));
     }
     // Requests keys of one of the first stages. Those of tokens that are not there are masked later.
     __device__ void request_early(uint32 stage) const {
+        const ShortRing ring = job.ring();
+        const Barrier &full = ring.full_keys(stage);
         const Tiles tiles = tiles_of_any_list();
-        const uint32 granules = __ballot_sync(FULL_WARP, first_place.position >= 0), granule = tiles.lane_of(p, stage, 0) + (lane % TILE >> p.log_granule);
-        const uint32 are_there = __ballot_sync(FULL_WARP, granules >> granule & 1);
-        this->template copy_tile<1, true>(tiles, stage, are_there, p.k.at(first_place.page, first_place.row, item.head), p.k.step[1], job.ring().keys_at(stage));
-        arrive_after_copies(shared_address(&job.ring().full_keys(stage)));
+        const uint32 row = lane % TILE, within = row & ((1 << p.log_granule) - 1);
+        const int32 granule = __shfl_sync(FULL_WARP, first_place.position, tiles.lane_of(p, stage, 0) + (row >> p.log_granule));
+        // The last granule of a cache without pages may end past the cache.
+        const uint32 are_there = __ballot_sync(FULL_WARP, is_reached(longest_reach(), granule, within));
+        if (this->takes_boxes(are_there)) {
+            const Place at = Base::of_lane(first_place, tiles.lane_of(p, stage, 0));
+            const uint32 head = this->find_head();
+            if (!is_elected()) return;
+            await_bytes(full, Base::TILE_BYTES);
+            this->request_boxes(boxes->keys, at, head, ring.keys_at(stage), full);
+            return;
+        }
+        this->template copy_tile<1, true>(tiles, stage, are_there, p.k.at(first_place.page, first_place.row, item.head), p.k.step[1], ring.keys_at(stage));
+        await_copies(full);
+    }
+    // Stages whose keys are requested before lengths are known: one, where that takes many instructions.
+    __device__ uint32 soonest_stages() const { return boxes->exist ? job.early_stages() : min(job.early_stages(), 1u); }
+    // Requests keys or values of a tile, and arrives for the warp at the barrier that tells of them. Boxes lie at `at`.
+    __device__ void request(const Tiles &tiles, uint32 tile, uint32 are_there, const Place &at, const TensorMap &map, const char *address, int64 step, uint32 to,
+                            const Barrier &full) const {
+        if (this->takes_boxes(are_there)) {
+            __syncwarp();  // what is said of the tile is written
+            if (!is_elected()) return;
+            full.expect(Base::TILE_BYTES);
+            this->request_boxes(map, at, this->head_in_boxes, to, full);
+            return;
+        }
+        this->template copy_tile<1, true>(tiles, tile, are_there, address, step, to);
+        await_copies(full);
+        arrive(full);
     }
     // The place of the lane's first granule, once lengths are known.
     __device__ Place find_first(const Tiles &tiles) const {
@@ -94,16 +124,12 @@ struct ShortCopies : VerifyCopies<Rows> {
             if (step < tiles.count && tiles.begins(p, step)) this->keep_place(next);
             if (turn) ring.empty_keys(stage).wait(turn - 1);
             const uint32 are_there = this->note_tile(tiles, step, step % SHORT_PLACES);
-            if (step >= early) {
-                this->template copy_tile<1, true>(tiles, step, are_there, key, p.k.step[1], ring.keys_at(stage));
-                arrive_after_copies(shared_address(&ring.full_keys(stage)));
-            }
-            arrive(ring.full_keys(stage));
-            if (step == 0 && early > 1) request_early(1);
+            const Place at = Base::of_lane(place, tiles.lane_of(p, step, 0));
+            if (step >= early) request(tiles, step, are_there, at, boxes->keys, key, p.k.step[1], ring.keys_at(stage), ring.full_keys(stage));
+            else arrive(ring.full_keys(stage));
+            if (step == 0 && early > 1 && soonest_stages() < 2) request_early(1);
             if (turn) ring.empty_values(stage).wait(turn - 1);
-            this->template copy_tile<1, true>(tiles, step, are_there, value, p.v.step[1], ring.values_at(stage));
-            arrive_after_copies(shared_address(&ring.full_values(stage)));
-            arrive(ring.full_values(stage));
+            request(tiles, step, are_there, at, boxes->values, value, p.v.step[1], ring.values_at(stage), ring.full_values(stage));
             // While copies are under way.
             if (step + at_once < tiles.count && tiles.begins(p, step)) {
                 const uint32 x = tiles.token(p, step + at_once);
@@ -158,22 +184,23 @@ struct ShortProducts : VerifyProducts<Type, IS_BFLOAT16, Rows> {
 };
 
 template <typename Type, bool IS_BFLOAT16, typename Rows>
-__device__ inline void attention_verify128_short(const AttentionParams &p) {
+__device__ inline void attention_verify128_short(const AttentionParams &p, const Boxes &boxes) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ VerifyShared of_halves[HALVES];
     __shared__ uint32 words[WARP];
     __shared__ WorkItem item;  // would take registers that the products need
     VerifyShared &s = of_halves[0];  // and what the CTA has once
     request_parameters(p, words);
-    of_halves[1].open_ring(GROUP_THREADS + STAGE_TILES);
-    s.open(p, GROUP_THREADS + STAGE_TILES);
+    of_halves[1].open_ring(STAGE_TILES);
+    s.open(p, STAGE_TILES);
     const uint32 number = blockIdx.x / cluster_ctas();
     if (threadIdx.x == 0) item = work_item_of(p, number);
     Reach reach;
     // Found anew where it is needed, and in no registers between.
     const auto job_of_thread = [&] {
-        const uint32 thread = pin_in_register(threadIdx.x), half = thread / GROUP_THREADS % HALVES;
-        const VerifyJob job{p, s.cta_share, item, reach, of_halves[half], shared, shared + RECEIVED_OFFSET, thread % WARP, thread / WARP % 4,
+        // The shuffle lets the compiler see that lanes of a warp go the same way.
+        const uint32 thread = pin_in_register(threadIdx.x), warp = __shfl_sync(FULL_WARP, thread / WARP, 0), half = warp / 4 % HALVES;
+        const VerifyJob job{p, s.cta_share, item, reach, of_halves[half], shared, shared + RECEIVED_OFFSET, thread % WARP, warp % 4,
                             cluster_rank() * HALVES + half, cluster_ctas() * HALVES};
         return ShortJob{job, half};
     };
@@ -187,9 +214,12 @@ __device__ inline void attention_verify128_short(const AttentionParams &p) {
     if (threadIdx.x >= COMPUTE_THREADS) {
         give_registers<SHORT_COPY_REGISTERS>();
         const ShortJob job = job_of_thread();
-        ShortCopies<Rows> copies{{job}, job};
+        ShortCopies<Rows> copies{{job, &boxes}, job};
+        if (threadIdx.x == COMPUTE_THREADS) boxes.prefetch();
         wait_for_previous_kernel();
-        if (job.early_stages() > 0) copies.find_early(), copies.request_early(0);
+        if (job.early_stages() > 0) copies.find_early();
+#pragma unroll 1
+        for (uint32 stage = 0; stage < copies.soonest_stages(); stage++) copies.request_early(stage);
         know_lengths();
         copies.run();
         cluster_started();

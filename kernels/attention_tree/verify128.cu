@@ -5,9 +5,9 @@
 
 #include "attention_tree/rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_f16(const __grid_constant__ TreeAttentionParams p) {
-    attention_verify128<Float16, false, TreeRows<TreeAttentionParams, 192>>(p.to);
+extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_f16(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Boxes boxes) {
+    attention_verify128<Float16, false, TreeRows<TreeAttentionParams, 192>>(p.to, boxes);
 }
-extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_bf16(const __grid_constant__ TreeAttentionParams p) {
-    attention_verify128<Bfloat16, true, TreeRows<TreeAttentionParams, 192>>(p.to);
+extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_bf16(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Boxes boxes) {
+    attention_verify128<Bfloat16, true, TreeRows<TreeAttentionParams, 192>>(p.to, boxes);
 }

@@ -202,8 +202,8 @@ constexpr uint32 SEGMENT_THREADS = 256, SEGMENT_WARPS = SEGMENT_THREADS / WARP, 
 // Of segment_stream.cuh: shared memory of a CTA, and its warps.
 constexpr uint32 STREAM_BYTES = 192 << 10, STREAM_WARPS = 12;
 
-// Of sample/cluster.cu: CTAs of the largest cluster, and segments that each of them has at most.
-constexpr uint32 MOST_ROW_CTAS = 16, MOST_CTA_SEGMENTS = 4;
+// Of sample/cluster.cu: CTAs of the largest cluster, segments that each of them has at most, and segments of a row.
+constexpr uint32 MOST_ROW_CTAS = 16, MOST_CTA_SEGMENTS = 8, MOST_ROW_SEGMENTS = 64;
 
 struct alignas(16) SegmentShared {
     uint32 largest[SEGMENT_WARPS], first[SEGMENT_WARPS];

@@ -4,7 +4,7 @@
 // Bytes: each row is read once, into shared memory. Two launches cost more where rows are few: the second loads records and a segment of each
 // row anew, and waits for each.
 //
-// Work split: a cluster of CTAs has a row. A CTA has two or four segments, and a team of its warps each of them. Every warp tells all CTAs of the
+// Work split: a cluster of CTAs has a row. A CTA has two, four or eight segments, and a team of its warps each of them. Every warp tells all CTAs of the
 // cluster what it has found. Each CTA then knows the row's sum; the one that has the drawn token's segment finds the token. The last row of a
 // request ends it.
 //
@@ -14,7 +14,7 @@
 // What decides how a CTA goes on comes from its first thread, and how the cluster goes on from its first CTA: settings that change during a call
 // spoil its results, and nothing else.
 //
-// On entry: as for sample.cu; rows of at most MOST_ROW_CTAS · segments_at_once segments begin on 16 bytes.
+// On entry: as for sample.cu; rows of at most MOST_ROW_CTAS · segments_at_once and MOST_ROW_SEGMENTS segments begin on 16 bytes.
 //
 // targets: compute_90
 

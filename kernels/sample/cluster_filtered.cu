@@ -106,13 +106,9 @@ __device__ inline bool decide_plain_row(RowShared &shared, Source &source, const
 
 // --- rows with filters -----------------------------------------------------------------------------------------------------------
 
-constexpr uint32 MOST_ROW_GROUPS = MOST_ROW_CTAS * MOST_CTA_SEGMENTS * GROUPS;
-
 // The strips that a CTA has found, in the order of their tokens.
 struct Found {
-    uint64 unused[FewShared::MOST];   // where the first CTA notes candidates while it may still read the strips
-    uint4 words[2][FewShared::MOST];  // the second four where numbers have 32 bits
-    uint32 first[FewShared::MOST];    // token
+    uint32 first[FewShared::MOST];  // token
     alignas(16) uint32 of_warp[DRAW_WARPS];
     alignas(8) uint32 count;
     uint32 saw_nan;
@@ -120,20 +116,36 @@ struct Found {
 
 struct FilteredShared {
     static constexpr uint32 DIGITS = 8;
-    alignas(16) uint32 groups[MOST_ROW_GROUPS];  // keys of their largest numbers
     Bounds bounds;
     union {
         Found found;
-        FewShared few;
-        uint64 count[DIGITS][DRAW_THREADS];  // what each thread's numbers have
+        uint64 had[2][MOST_ROW_CTAS][DIGITS];  // in a search, what the numbers of each CTA have; of two rounds in turn
     };
-    Few::Words words;
-    uint64 had[2][MOST_ROW_CTAS][DIGITS];  // what each CTA's have; of two rounds in turn
     Barrier rounds[2];
     uint32 counted[2][DRAW_WARPS];
     uint32 searches;  // the row has to be searched
     bool filters;     // as the first thread sees it
 };
+
+// A multiprocessor has room for three CTAs with eight segments of 16 bits each, because arrays of RowShared have several uses in turn. `parts` and `sum` are
+// for rows without filters, and for what a search leaves of a row. Before that they hold the few candidates among which bounds are sought, and in a search
+// they and `groups` hold its counts.
+__device__ inline Few::Words &words_of(RowShared &shared) {
+    static_assert(sizeof(Few::Words) <= sizeof(shared.sum));
+    return *reinterpret_cast<Few::Words *>(shared.sum);
+}
+__device__ inline uint64 *has_of(RowShared &shared) {
+    static_assert(FewShared::MOST * sizeof(uint64) <= sizeof(shared.parts));
+    return reinterpret_cast<uint64 *>(shared.parts);
+}
+// Where a search counts, for each digit and thread. A CTA of eight segments has room for digits of two bits there, others have room for three bits behind their
+// segments.
+constexpr uint32 SEARCH_BYTES = 16384;
+static_assert(SEARCH_BYTES == FilteredShared::DIGITS * DRAW_THREADS * sizeof(uint64));
+__device__ inline uint64 *counts_of(RowShared &shared, char *past_stages, uint32 bits) {
+    static_assert(4 * DRAW_THREADS * sizeof(uint64) == sizeof(shared.parts) + sizeof(shared.sum) + sizeof(shared.groups));
+    return reinterpret_cast<uint64 *>(bits == 2 ? reinterpret_cast<char *>(shared.parts) : past_stages);
+}
 
 __device__ inline uint4 load_four_from(uint32 rank, const void *p) {
     uint4 x;
@@ -166,21 +178,16 @@ __device__ inline LaneStrips take_groups(RowShared &shared, uint32 *warp_groups,
         if (part.source.forbidden.count || __any_sync(FULL_WARP, largest != largest)) found = part.clean(), largest = part.largest();
     }
     const LaneStrips mine = {key_of(largest), __any_sync(FULL_WARP, found) != 0};
-    // Lanes that have a group together, four or eight.
+    // Lanes that have a group together: two, four or eight.
     const uint32 lanes = WARP / part.strips;
     uint32 key = max(mine.key, __shfl_xor_sync(FULL_WARP, mine.key, 1));
-    key = max(key, __shfl_xor_sync(FULL_WARP, key, 2));
+    if (lanes >= 4) key = max(key, __shfl_xor_sync(FULL_WARP, key, 2));
     if (lanes == 8) key = max(key, __shfl_xor_sync(FULL_WARP, key, 4));
-    uint4 keys[2];
-#pragma unroll
-    for (uint32 n = 0; n < 2; ++n) {
-        const uint32 first = n * WARP / 2;
-        if (lanes == 8) keys[n] = {__shfl_sync(FULL_WARP, key, 0), __shfl_sync(FULL_WARP, key, 8), __shfl_sync(FULL_WARP, key, 16), __shfl_sync(FULL_WARP, key, 24)};
-        else keys[n] = {__shfl_sync(FULL_WARP, key, first), __shfl_sync(FULL_WARP, key, first + 4), __shfl_sync(FULL_WARP, key, first + 8), __shfl_sync(FULL_WARP, key, first + 12)};
-    }
-    if (lane < cluster_ctas()) {
-        send_four(lane, warp_groups, keys[0], shared.told);
-        if (lanes == 4) send_four(lane, warp_groups + 4, keys[1], shared.told);
+#pragma unroll 1
+    for (uint32 first = 0; first < WARP; first += 4 * lanes) {
+        const uint4 keys = {__shfl_sync(FULL_WARP, key, first), __shfl_sync(FULL_WARP, key, first + lanes), __shfl_sync(FULL_WARP, key, first + 2 * lanes),
+                            __shfl_sync(FULL_WARP, key, first + 3 * lanes)};
+        if (lane < cluster_ctas()) send_four(lane, warp_groups + first / lanes, keys, shared.told);
     }
     return mine;
 }
@@ -192,12 +199,12 @@ struct Guess {
     bool has_all;
 };
 
-__device__ inline Guess guess(FilteredShared &filtered, Kept &kept, uint32 k, uint32 words, uint32 last) {
+__device__ inline Guess guess(const RowShared &shared, FilteredShared &filtered, Kept &kept, uint32 k, uint32 words, uint32 last) {
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, none = key_of(minus_infinity());
     uint32 high = 0, low = 0xffffffffu;
 #pragma unroll 1
     for (uint32 n = lane * 4; n < words; n += 4 * WARP) {
-        const uint4 keys = *reinterpret_cast<const uint4 *>(filtered.groups + n);
+        const uint4 keys = *reinterpret_cast<const uint4 *>(shared.groups + n);
         high = max(max(max(high, keys.x), max(keys.y, keys.z)), keys.w);
         // What has no number counts as the highest.
         low = min(min(min(low, keys.x - none - 1), min(keys.y - none - 1, keys.z - none - 1)), keys.w - none - 1);
@@ -218,7 +225,7 @@ __device__ inline Guess guess(FilteredShared &filtered, Kept &kept, uint32 k, ui
             uint32 count = 0;
 #pragma unroll 1
             for (uint32 n = lane * 4; n < words; n += 4 * WARP) {
-                const uint4 keys = *reinterpret_cast<const uint4 *>(filtered.groups + n);
+                const uint4 keys = *reinterpret_cast<const uint4 *>(shared.groups + n);
                 count += (keys.x >= key) + (keys.y >= key) + (keys.z >= key) + (keys.w >= key);
             }
             count = __reduce_add_sync(FULL_WARP, count);
@@ -247,7 +254,7 @@ template <uint32 TYPE> __device__ inline void list_strips(Found &found, const Wa
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     uint32 has = 0;
     if (mine.key >= from) {
-        const uint32 begin = lane * part.strips / 8;
+        const uint32 begin = part.turn(lane, 0);
 #pragma unroll 1
         for (uint32 n = 0; n < part.strips; ++n) {
             const uint32 at = (begin + n) & (part.strips - 1);
@@ -264,14 +271,7 @@ template <uint32 TYPE> __device__ inline void list_strips(Found &found, const Wa
         at += w < warp ? of_warp >> 1 : 0, count += of_warp >> 1, saw_nan |= of_warp & 1;
     }
 #pragma unroll 1
-    for (; has && at < FewShared::MOST; has &= has - 1, ++at) {
-        const uint32 n = __ffs(has) - 1;
-        const Strip<TYPE> strip = part.strip(lane, n);
-#pragma unroll
-        for (uint32 w = 0; w < strip.WORDS; w += 4)
-            found.words[w / 4][at] = {strip.words[w], strip.words[w + 1], strip.words[w + 2], strip.words[w + 3]};
-        found.first[at] = part.token(lane, n);
-    }
+    for (; has && at < FewShared::MOST; has &= has - 1, ++at) found.first[at] = part.token(lane, __ffs(has) - 1);
     if (threadIdx.x == 0) found.count = count, found.saw_nan = saw_nan;
 }
 
@@ -284,6 +284,8 @@ template <uint32 TYPE> struct RowSearch {
     const WarpPart<TYPE> &part;
     Kept &kept;
     const LaneStrips mine;
+    uint64 *const own;         // [digit][thread]
+    const uint32 digit_bits;   // of a round
     uint32 round;
     bool saw_nan;
 
@@ -300,13 +302,10 @@ template <uint32 TYPE> struct RowSearch {
     // What the row's numbers have by digit: those from the key `low` on whose bits from `bit` + `digits` on are those of `known`. Lane n gets what digit n % 8 and
     // those above it have.
     __device__ uint64 count(bool wants_mass, uint32 low, uint32 known, uint32 bit, uint32 digits) {
-        constexpr uint32 DIGITS = FilteredShared::DIGITS;
         const uint32 lane = threadIdx.x % WARP, mask = (1u << digits) - 1, above = bit + digits;
         const uint32 same = above < WARP ? 0xffffffffu << above : 0;
-        uint64(&own)[DIGITS][DRAW_THREADS] = filtered.count;
-#pragma unroll
-        for (uint32 d = 0; d < DIGITS; ++d) own[d][threadIdx.x] = 0;
-        const uint32 begin = lane * part.strips / 8;
+        clear();
+        const uint32 begin = part.turn(lane, 0);
 #pragma unroll 1
         for (uint32 n = 0; n < part.strips && mine.key >= low; ++n) {
             const uint32 at = (begin + n) & (part.strips - 1);
@@ -323,14 +322,14 @@ template <uint32 TYPE> struct RowSearch {
 #pragma unroll 1
             for (; wanted; wanted &= wanted - 1) {
                 const float number = number_at(part.place_of(lane, at) + (__ffs(wanted) - 1) * Strip<TYPE>::BYTES);
-                if (!kept.drops(number)) own[key_of(number) >> bit & mask][threadIdx.x] += wants_mass ? mass_of(number) : 1;
+                if (!kept.drops(number)) own[(key_of(number) >> bit & mask) * DRAW_THREADS + threadIdx.x] += wants_mass ? mass_of(number) : 1;
             }
         }
         return tell();
     }
     // What the row's numbers from the key `low` on have in all.
     __device__ uint64 sum_mass(uint32 low) {
-        const uint32 lane = threadIdx.x % WARP, begin = lane * part.strips / 8;
+        const uint32 lane = threadIdx.x % WARP, begin = part.turn(lane, 0);
         uint64 sum = 0;
 #pragma unroll 1
         for (uint32 n = 0; n < part.strips && mine.key >= low; ++n) {
@@ -339,9 +338,13 @@ template <uint32 TYPE> struct RowSearch {
 #pragma unroll
             for (uint32 e = 0; e < STRIP; ++e) sum += key_of(x[e]) >= low && !kept.drops(x[e]) ? mass_of(x[e]) : 0;
         }
-#pragma unroll
-        for (uint32 d = 0; d < FilteredShared::DIGITS; ++d) filtered.count[d][threadIdx.x] = d ? 0 : sum;
+        clear();
+        own[threadIdx.x] = sum;
         return __shfl_sync(FULL_WARP, tell(), 0);
+    }
+    __device__ void clear() const {
+#pragma unroll 4
+        for (uint32 d = 0; d < 1u << digit_bits; ++d) own[d * DRAW_THREADS + threadIdx.x] = 0;
     }
     // Tells the cluster what the threads of this CTA have by digit. Lane n gets what digit n % 8 and those above it have in the row.
     __device__ uint64 tell() {
@@ -354,8 +357,10 @@ template <uint32 TYPE> struct RowSearch {
         __syncthreads();
         static_assert(DIGITS == DRAW_WARPS);
         uint64 sum = 0;
+        if (warp < 1u << digit_bits) {
 #pragma unroll
-        for (uint32 t = 0; t < DRAW_THREADS; t += WARP) sum += filtered.count[warp][t + lane];
+            for (uint32 t = 0; t < DRAW_THREADS; t += WARP) sum += own[warp * DRAW_THREADS + t + lane];
+        }
         sum = warp_sum(sum) | uint64(mine.saw_nan) << 63;
         if (lane < ctas) send_two(lane, &filtered.had[turn][cluster_rank()][warp], {uint32(sum), uint32(sum >> 32)}, arrived);
         arrived.wait(phase);
@@ -383,7 +388,7 @@ template <uint32 TYPE> struct RowSearch {
         uint32 known = bits < WARP ? high >> bits << bits : 0;
 #pragma unroll 1
         for (uint32 bit = bits; bit > LAST;) {
-            const uint32 digits = min(bit - LAST, 3u);
+            const uint32 digits = min(bit - LAST, digit_bits);
             bit -= digits;
             const uint64 has = count(wants_mass, low, known, bit, digits);
             const uint32 enough = __ballot_sync(FULL_WARP, lane < FilteredShared::DIGITS && has >= wanted);
@@ -441,7 +446,7 @@ template <uint32 TYPE> struct RowSearch {
 
 // Decides the row from the strips that the cluster has found, unless it has to be searched: true if so. Called by the first CTA, which tells the others and lets
 // them go on; it has to wait for the cluster yet.
-__device__ inline bool decide_filtered_row(RowShared &shared, FilteredShared &filtered, Source &source, const Guess &guessed) {
+__device__ inline bool decide_filtered_row(RowShared &shared, FilteredShared &filtered, char *stages, uint32 teams, Source &source, const Guess &guessed) {
     const uint32 lane = threadIdx.x % WARP;
     uint2 listed = {0, 0};
     if (lane < cluster_ctas()) listed = lane ? load_two_from(lane, &filtered.found.count) : uint2{filtered.found.count, filtered.found.saw_nan};
@@ -456,20 +461,20 @@ __device__ inline bool decide_filtered_row(RowShared &shared, FilteredShared &fi
     AnyStrip strip = {};
     uint32 first = 0;
     if (has_strip) {
+        first = owner ? load_word_from(owner, &filtered.found.first[at]) : filtered.found.first[at];
         const bool is_wide = source.row.type == FLOAT32;
+        const char *const from = stages + (first - owner * teams * SEGMENT) * (is_wide ? 4 : 2);
 #pragma unroll
         for (uint32 w = 0; w < 8; w += 4) {
             if (w && !is_wide) continue;
-            const uint4 *const from = &filtered.found.words[w / 4][at];
-            const uint4 four = owner ? load_four_from(owner, from) : *from;
+            const uint4 four = load_four_from(owner, from + w * 4);
             strip.strip.words[w] = four.x, strip.strip.words[w + 1] = four.y, strip.strip.words[w + 2] = four.z, strip.strip.words[w + 3] = four.w;
         }
-        first = owner ? load_word_from(owner, &filtered.found.first[at]) : filtered.found.first[at];
     }
     float x[STRIP];
     strip.widen(source.row.type, x);
     const Bounds &bounds = filtered.bounds;
-    Few few = {filtered.few, filtered.words, source.kept, source.scale, bounds.k, bounds.p};
+    Few few = {*reinterpret_cast<FewShared *>(stages), words_of(shared), has_of(shared), source.kept, source.scale, bounds.k, bounds.p};
     const uint32 count = few.collect(guessed.from, has_strip, x);
     const bool has_some = shared.order.needs == IS_THERE && source.kept.largest > minus_infinity();
     const bool searches = has_some && (!is_few || !count || count > FewShared::MOST || (count < bounds.k && !guessed.has_all));
@@ -508,15 +513,18 @@ struct CtaRow {
         }
         take_part<TYPE>(shared, part<TYPE>(), shared.copied[team], is_there, past, shared.is_greedy, team_warps);
         if (to >= cluster_ctas()) return;
-        send_four(to, groups, uint4{}, shared.told);
-        if (team_warps == 2) send_four(to, groups + 4, uint4{}, shared.told);
+#pragma unroll 1
+        for (uint32 first = 0; first < GROUPS >> log2_of(team_warps); first += 4) send_four(to, groups + first, uint4{}, shared.told);
     }
     template <uint32 TYPE> __device__ bool decide_plain(uint32 phase) const { return decide_plain_row<TYPE>(shared, source, part<TYPE>(), teams, team_warps, phase); }
     template <uint32 TYPE> __device__ void list(const LaneStrips &mine, uint32 from) const { list_strips<TYPE>(filtered.found, part<TYPE>(), mine, from); }
     // Searches the row for the bounds of its filters, and drops what they drop: what is left is that of a row without filters. Whether there is what is no number.
     template <uint32 TYPE> __device__ bool search(const LaneStrips &mine, const Guess &guessed, bool is_there) const {
         const WarpPart<TYPE> own = part<TYPE>();
-        RowSearch<TYPE> search = {filtered, own, source.kept, mine, 0, false};
+        const uint32 digit_bits = teams == MOST_CTA_SEGMENTS ? 2 : 3;
+        RowSearch<TYPE> search = {filtered, own, source.kept, mine, counts_of(shared, stages + teams * SEGMENT * Strip<TYPE>::BYTES, digit_bits), digit_bits, 0, false};
+        // Other warps may still read the groups, where counts are to lie.
+        __syncthreads();
         if (threadIdx.x == 0) shared.told.expect(cluster_ctas() * DRAW_WARPS * sizeof(Part));
         search.run(guessed, source.row.tokens);
         if (is_there) search.drop();
@@ -532,7 +540,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     const SamplingParams &sampling = p.sampling;
     const uint32 ctas = cluster_ctas(), rank = cluster_rank(), warp = threadIdx.x / WARP;
     const uint32 teams = sampling.segments_at_once, team_warps = DRAW_WARPS >> log2_of(teams), team = warp >> log2_of(team_warps);
-    const uint32 warp_groups = GROUPS >> log2_of(team_warps);  // of each warp, four or eight
+    const uint32 warp_groups = GROUPS >> log2_of(team_warps);  // of each warp, a multiple of four
     if (threadIdx.x < teams) shared.copied[threadIdx.x].open(1);
     if (threadIdx.x == 0) {
         shared.told.open(1);
@@ -541,7 +549,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     }
     __syncwarp();
     cluster_start();
-    filtered.words.clear();
+    words_of(shared).clear();
     wait_for_previous_kernel();
     allow_next_kernel();
     const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
@@ -567,7 +575,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
     const uint32 s = rank * teams + team, past = segment_past(source, s);
     is_there = s < source.segments();
     LaneStrips mine = {0, false};
-    uint32 *const groups = filtered.groups + (rank * DRAW_WARPS + warp) * warp_groups;
+    uint32 *const groups = shared.groups + (rank * DRAW_WARPS + warp) * warp_groups;
     const CtaRow row = {p, shared, filtered, stages, source, n, teams, team_warps, team, s};
     if (type == FLOAT32) row.tell<FLOAT32>(mine, groups, is_there, past);
     else if (type == FLOAT16) row.tell<FLOAT16>(mine, groups, is_there, past);
@@ -581,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
         source.scale.c = __uint_as_float(shared.order.c);
         source.kept = {sampling.flags & TEMPERATURE_LAST ? source.plain() : source.scale, 0.0f, filtered.bounds.min_p, minus_infinity()};
         const uint32 last = type == FLOAT32 ? 0 : type == FLOAT16 ? 13 : 16;
-        const Guess guessed = guess(filtered, source.kept, filtered.bounds.k, ctas * DRAW_WARPS * warp_groups, last);
+        const Guess guessed = guess(shared, filtered, source.kept, filtered.bounds.k, ctas * DRAW_WARPS * warp_groups, last);
         if (shared.order.filters != BY_MASS_ALONE || guessed.high < guessed.low) {
             if (type == FLOAT32) row.list<FLOAT32>(mine, guessed.from);
             else if (type == FLOAT16) row.list<FLOAT16>(mine, guessed.from);
@@ -589,7 +597,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_cluster_fil
             cluster_arrive();
             cluster_wait();
             if (rank == 0) {
-                const bool searches = decide_filtered_row(shared, filtered, source, guessed);
+                const bool searches = decide_filtered_row(shared, filtered, stages, teams, source, guessed);
                 if (!searches) end_row(p, shared, stages, n);
                 cluster_wait();
                 if (!searches) return;

@@ -7,18 +7,18 @@
 
 #include "common/sampling.cuh"
 
+// What stays of strips, where the CTA had its segments.
 struct FewShared {
     static constexpr uint32 MOST = DRAW_THREADS;  // strips, and candidates
-    alignas(16) uint64 has[MOST];  // the mass of each candidate, and 2^52 for itself
-    float number[STRIP][MOST];     // of strips, without what is dropped
-    uint64 sum[MOST];              // of strips
-    uint32 first[MOST];            // the first token of each strip
+    float number[STRIP][MOST];  // without what is dropped
+    uint64 sum[MOST];
+    uint32 first[MOST];         // the first token of each strip
 };
 
 struct Few {
     // What is cleared early.
     struct Words {
-        static constexpr uint32 SEGMENTS = MOST_ROW_CTAS * MOST_CTA_SEGMENTS;
+        static constexpr uint32 SEGMENTS = MOST_ROW_SEGMENTS;
         alignas(16) uint32 key[FewShared::MOST];  // of candidates; 0 past the last one
         uint32 largest[SEGMENTS];                 // keys of what stays, 0 where nothing does
         uint32 low[SEGMENTS], high[SEGMENTS];     // sums: the lowest 24 bits and the others, as a CTA adds words faster than 64 bits
@@ -34,8 +34,9 @@ struct Few {
         }
     };
 
-    FewShared &shared;
+    FewShared &shared;  // until decide() the segments are there
     Words &words;
+    uint64 *has;        // the mass of each candidate, and 2^52 for itself
     Kept &kept;
     Scale scale;
     uint32 k;
@@ -109,7 +110,7 @@ private:
             at += __popc(with[e]);
             if (!(mine >> e & 1) || place >= FewShared::MOST) continue;
             words.key[place] = key_of(x[e]);
-            shared.has[place] = mass_of(x[e]) + (uint64(1) << 52);
+            has[place] = mass_of(x[e]) + (uint64(1) << 52);
         }
     }
     // Sets the bound of top-k and top-p. What lanes find is the same in all warps.
@@ -118,16 +119,16 @@ private:
         uint32 lanes = 1;
         while (lanes < WARP && count * lanes * 2 <= DRAW_THREADS) lanes *= 2;
         const uint32 own = threadIdx.x / lanes, mine = own < count ? words.key[own] : 0xffffffffu;
-        uint64 has = 0;
+        uint64 not_below = 0;
 #pragma unroll 1
         for (uint32 n = (threadIdx.x & (lanes - 1)) * 4; n < count; n += 4 * lanes) {
             const uint4 keys = *reinterpret_cast<const uint4 *>(words.key + n);
-            const ulonglong2 low = *reinterpret_cast<const ulonglong2 *>(shared.has + n), high = *reinterpret_cast<const ulonglong2 *>(shared.has + n + 2);
-            has += (keys.x >= mine ? low.x : 0) + (keys.y >= mine ? low.y : 0) + (keys.z >= mine ? high.x : 0) + (keys.w >= mine ? high.y : 0);
+            const ulonglong2 low = *reinterpret_cast<const ulonglong2 *>(has + n), high = *reinterpret_cast<const ulonglong2 *>(has + n + 2);
+            not_below += (keys.x >= mine ? low.x : 0) + (keys.y >= mine ? low.y : 0) + (keys.z >= mine ? high.x : 0) + (keys.w >= mine ? high.y : 0);
         }
 #pragma unroll 1
-        for (uint32 step = 1; step < lanes; step *= 2) has += __shfl_xor_sync(FULL_WARP, has, step);
-        const uint64 mass = has & ((uint64(1) << 52) - 1);
+        for (uint32 step = 1; step < lanes; step *= 2) not_below += __shfl_xor_sync(FULL_WARP, not_below, step);
+        const uint64 mass = not_below & ((uint64(1) << 52) - 1);
         const bool has_top_k = k && k <= count;
         const uint32 wanted_count = has_top_k ? k : count;
         const auto largest = [&](uint32 turn, bool suffices) {
@@ -139,7 +140,7 @@ private:
             __syncthreads();
             return words.bound[turn][lane % DRAW_WARPS];
         };
-        const uint32 of_warp = largest(0, own < count && uint32(has >> 52) >= wanted_count);
+        const uint32 of_warp = largest(0, own < count && uint32(not_below >> 52) >= wanted_count);
         uint32 bound = __reduce_max_sync(FULL_WARP, of_warp);
         const uint32 holder = __ffs(__ballot_sync(FULL_WARP, of_warp == bound)) - 1;
         const uint64 all = words.mass[holder % DRAW_WARPS];

@@ -22,13 +22,17 @@ struct alignas(16) Order {
 enum Need : uint32 { NOT_NEEDED, IS_MISSING, IS_THERE };
 
 struct RowShared {
-    SegmentRecord records[MOST_ROW_CTAS * MOST_CTA_SEGMENTS];
-    Part parts[MOST_ROW_CTAS * DRAW_WARPS];
+    // What warps tell of the row.
+    alignas(16) Part parts[MOST_ROW_CTAS * DRAW_WARPS];
+    uint64 sum[DRAW_THREADS];  // of each lane
+    union {
+        uint32 groups[MOST_ROW_SEGMENTS * GROUPS];  // keys of their largest numbers, where the row has filters
+        SegmentRecord records[MOST_ROW_SEGMENTS];   // once the groups are no longer needed
+    };
     Order order;
     alignas(16) uint64 number[2];  // the first draws
     Barrier copied[MOST_CTA_SEGMENTS], told;
     uint32 largest[DRAW_WARPS];
-    uint64 sum[DRAW_THREADS];  // of each lane
     // What the first thread reads of the settings.
     uint32 tokens;  // 0: the row is not looked at
     float c;        // Scale::c
@@ -46,7 +50,7 @@ template <uint32 TYPE> struct WarpPart {
     Scale scale;
     uint32 place;   // in shared memory
     uint32 first;   // token
-    uint32 strips;  // of a lane, a multiple of 4
+    uint32 strips;  // of a lane: 4, 8 or 16
 
     __device__ uint32 token(uint32 lane, uint32 n) const { return first + (lane * strips + n) * STRIP; }
     __device__ uint32 place_of(uint32 lane, uint32 n) const { return place + (lane * strips + n) * uint32(sizeof(Strip<TYPE>)); }
@@ -55,9 +59,11 @@ template <uint32 TYPE> struct WarpPart {
         loaded.load_shared(place_of(lane, n));
         return loaded;
     }
-    // Hands this lane's strips to visit(strip), in an order in which lanes of 16-bit rows read from different banks, and of 32-bit rows two from one.
+    // The n-th strip in an order in which lanes of 16-bit rows read from different banks, and of 32-bit rows two from one.
+    __device__ uint32 turn(uint32 lane, uint32 n) const { return ((strips < 8 ? lane * strips / 8 : lane) + n) & (strips - 1); }
+    // Hands this lane's strips to visit(strip), in that order.
     template <typename Visit> __device__ void each(const Visit &visit) const {
-        const uint32 lane = threadIdx.x % WARP, begin = lane * strips / 8;
+        const uint32 lane = threadIdx.x % WARP, begin = turn(lane, 0);
 #pragma unroll 1
         for (uint32 n = 0; n < strips; n += 4)
 #pragma unroll
@@ -140,9 +146,10 @@ template <uint32 NUMBER> __device__ inline void sync_if(uint32 team, uint32 warp
                  "@own barrier.sync.aligned %2, %3;\n\t}" ::"r"(team), "n"(NUMBER - 1), "n"(NUMBER), "r"(warps * WARP) : "memory");
 }
 // Waits for the warps of a team: those of others may still wait for their segments. A barrier's number is a constant, since a kernel that computes one
-// takes all 16 barriers of a CTA: a multiprocessor has 64, and would run four CTAs at once instead of five.
+// takes all 16 barriers of a CTA: a multiprocessor has 64, and would run four CTAs at once instead of five. A team of one warp, one of eight, needs none.
 __device__ inline void sync_team(uint32 team, uint32 warps) {
-    static_assert(MOST_CTA_SEGMENTS == 4);
+    static_assert(MOST_CTA_SEGMENTS == DRAW_WARPS);
+    if (warps == 1) return __syncwarp();
     sync_if<1>(team, warps), sync_if<2>(team, warps), sync_if<3>(team, warps), sync_if<4>(team, warps);
 }
 

@@ -23,6 +23,9 @@ struct NoEnd {
     static constexpr bool IS_GIVEN = false;
 };
 
+// Of so many neighbouring tokens that kernels prefetch, one is enough.
+constexpr uint32 PREFETCHED = 8;
+
 // Values of finish: VWD_FINISH_*.
 constexpr uint32 GOES_ON = 0, STOPPED = 1, FULL = 2;
 constexpr uint32 NEVER = 0xffffffff;
@@ -55,18 +58,28 @@ struct End {
     }
 };
 
-// Some stop tokens of a request: requested by load(), and waited for where they are looked at. Both words of a token of 64 bits are loaded, and
-// one of 32 bits twice, so that no branch and nothing that waits comes before the last request.
+// Brings what End and SomeStops load of a request into the L2 cache.
+__device__ inline void prefetch_end(const NoEnd &, uint32) {}
+__device__ inline void prefetch_end(const EndParams &p, uint32 seq) {
+    if (p.stop) prefetch(p.stop.at(seq));
+    if (p.remaining) prefetch(p.remaining.at(seq));
+    if (p.min_remaining) prefetch(p.min_remaining.at(seq));
+    if (p.ignore_stop) prefetch(p.ignore_stop.at(seq));
+}
+
+// Some stop tokens of a request: requested by load(), and waited for where they are looked at. No branch and nothing that waits comes before the
+// last request. The upper words of tokens of 32 bits are 0 here.
 template <uint32 COUNT = 4> struct SomeStops {
     uint32 low[COUNT], high[COUNT];
 
     __device__ void load(const EndParams &p, uint32 seq, uint32 first) {
         const char *at = p.stop.at(seq, first);
-        const uint32 upper = p.stop_bytes - 4;
+        const bool is_wide = p.stop_bytes == 8;
 #pragma unroll
         for (uint32 s = 0; s < COUNT; ++s, at += p.stop.step[1]) {
-            low[s] = high[s] = 0xffffffff;
-            if (first + s < p.stops) low[s] = as<uint32>(at), high[s] = as<uint32>(at + upper);
+            low[s] = 0xffffffff, high[s] = is_wide ? 0xffffffff : 0;
+            if (first + s < p.stops) low[s] = as<uint32>(at);
+            if (first + s < p.stops && is_wide) high[s] = as<uint32>(at + 4);
         }
     }
     // Bit u says whether tokens[u] is one of them. None is negative.
@@ -75,7 +88,7 @@ template <uint32 COUNT = 4> struct SomeStops {
 #pragma unroll
         for (uint32 u = 0; u < N; ++u) {
             // What `low` and `high` are of a stop token that is this token.
-            const uint32 word = uint32(tokens[u]), above = uint32(int64(tokens[u]) >> 32), upper = p.stop_bytes == 8 ? above : word;
+            const uint32 word = uint32(tokens[u]), upper = p.stop_bytes == 8 ? uint32(int64(tokens[u]) >> 32) : 0;
             const bool can_stop = tokens[u] >= 0 && (sizeof(Token) == 4 || p.stop_bytes == 8 || int64(tokens[u]) <= 0x7fffffff);
             bool stops = false;
 #pragma unroll

@@ -6,7 +6,8 @@
 // end.cuh cuts what is committed at a stop token and a length; where that drops the next token, it is −1 and no draft token was refused.
 //
 // Bytes: 2·B·γ tokens are read, a few numbers per sequence written. At the sizes of decoding this is one memory round trip, and the
-// launch is the floor. A cut adds S stop tokens and three numbers per sequence, requested together with the tokens.
+// launch is the floor. A cut adds S stop tokens and three numbers per sequence, requested together with the tokens. A dependent launch brings all
+// that into the L2 cache before it waits for the kernel before it.
 //
 // Work split: a warp takes one tile of tokens. Up to γ = 128 a tile holds whole rows, so warps share nothing and there is no barrier.
 //
@@ -14,7 +15,7 @@
 // verify_long_* for longer rows, which are split into tiles that the warps of one CTA take. With an end verify_end_* is verify_*; verify_rows_*
 // takes all else, and drafts that lie one after the other: a warp for each row, 128 positions at a time.
 //
-// Phases of a warp: load tokens and lengths ─ find the first mismatch of each row ─ write results
+// Phases of a warp: prefetch ─ wait for the kernel before ─ load tokens and lengths ─ find the first mismatch of each row ─ write results
 //
 // On entry: B < 2^29; no output overlaps an input.
 //
@@ -27,8 +28,12 @@ constexpr uint32 THREADS = 128, LONG_THREADS = 256;
 template <typename Token, uint32 SLOTS, typename Params, typename Ends>
 __device__ inline void verify_tile(const Params &p, const Ends &ends, uint32 tile) {
     TokenTile<Token, SLOTS> tokens;
-    tokens.load(p, tile);
     TileEnd<Token, SLOTS, Ends> end;
+    tokens.place(p, tile);
+    tokens.prefetch(p);
+    if (tokens.pos == 0) end.prefetch(p, ends, tokens.row);
+    wait_for_previous_kernel();
+    tokens.load(p, tile);
     end.load(p, ends, tokens.row);
     const Cut cut = end.cut(p, ends, tokens);
     if (tokens.row >= p.batch) return;
@@ -55,6 +60,7 @@ __device__ inline void verify_long(const Params &p) {
     __shared__ uint32 accepted;
     uint32 pos = threadIdx.x / WARP * TILE + threadIdx.x % WARP;
     TokenTile<Token, TOKEN_SLOTS> tokens;
+    wait_for_previous_kernel();
     tokens.load(p, blockIdx.x, pos);
     if (threadIdx.x == 0) accepted = p.gamma;
     __syncthreads();
@@ -110,6 +116,7 @@ template <typename Token>
 __device__ inline void verify_rows(const VerifyParams<General> &p, const FlatParams &flat, const EndParams &ends) {
     allow_next_kernel();
     const uint32 seq = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    wait_for_previous_kernel();
     if (seq >= p.batch) return;
     const AnyRow<Token> row(p, flat, seq);
     End end;

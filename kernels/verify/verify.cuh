@@ -66,14 +66,30 @@ struct TokenTile {
     int32 length;  // of the row; clamped only where it is used, so that the load of the tokens does not wait for it
     Token drafts[SLOTS], targets[SLOTS];
 
-    // Loads tile `tile` of a batch: one long row, or several short ones.
+    // Finds this lane's place in tile `tile` of a batch: one long row, or several short ones.
+    template <typename Params>
+    __device__ void place(const Params &p, uint32 tile) {
+        const uint32 lane = threadIdx.x % WARP;
+        row = SLOTS == 1 ? (tile << (5 - p.log_lanes)) + (lane >> p.log_lanes) : tile;
+        pos = SLOTS == 1 ? lane & ((1u << p.log_lanes) - 1) : lane;
+    }
+    // Brings what load() will request into the L2 cache. The tile has its place.
+    template <typename Params>
+    __device__ void prefetch(const Params &p) const {
+        const uint32 read_row = min(row, p.batch - 1);
+        const char *draft = p.draft + offset(read_row, p.draft_seq), *target = p.target + offset(read_row, p.target_seq);
+#pragma unroll
+        for (uint32 u = 0; u < SLOTS; ++u)
+            if (pos % PREFETCHED == 0 && pos + u * WARP < p.gamma) {
+                ::prefetch(&token<Token>(p, draft, pos + u * WARP, p.draft_pos));
+                ::prefetch(&token<Token>(p, target, pos + u * WARP, p.target_pos));
+            }
+        if (p.draft_lens && pos == 0) ::prefetch(p.draft_lens + offset(read_row, p.draft_lens_seq));
+    }
     template <typename Params>
     __device__ void load(const Params &p, uint32 tile) {
-        const uint32 lane = threadIdx.x % WARP;
-        if (SLOTS == 1)
-            load(p, (tile << (5 - p.log_lanes)) + (lane >> p.log_lanes), lane & ((1u << p.log_lanes) - 1));
-        else
-            load(p, tile, lane);
+        place(p, tile);
+        load(p, row, pos);
     }
     template <typename Params>
     __device__ void load(const Params &p, uint32 row, uint32 pos) {
@@ -83,7 +99,7 @@ struct TokenTile {
         const char *draft = p.draft + offset(read_row, p.draft_seq), *target = p.target + offset(read_row, p.target_seq);
 #pragma unroll
         for (uint32 u = 0; u < SLOTS; ++u) {
-            drafts[u] = targets[u] = 0;
+            drafts[u] = targets[u] = -1;
             if (pos + u * WARP < p.gamma) {
                 drafts[u] = token<Token>(p, draft, pos + u * WARP, p.draft_pos);
                 targets[u] = token<Token>(p, target, pos + u * WARP, p.target_pos);
@@ -120,6 +136,15 @@ struct TileEnd {
     SomeStops<STOPS> stops;
     Token bonus = -1;
 
+    // Brings what load() will request into the L2 cache, by one lane of a row.
+    template <typename Params>
+    __device__ void prefetch(const Params &p, const Ends &ends, uint32 row) const {
+        if constexpr (Ends::IS_GIVEN) {
+            const uint32 read_row = min(row, p.batch - 1);
+            ::prefetch(&token<Token>(p, p.target + offset(read_row, p.target_seq), p.gamma, p.target_pos));
+            prefetch_end(ends, read_row);
+        }
+    }
     // Requests what the tile's own tokens do not tell.
     template <typename Params>
     __device__ void load(const Params &p, const Ends &ends, uint32 row) {
@@ -138,19 +163,18 @@ struct TileEnd {
             return {k, k + 1, GOES_ON};
         } else {
             const uint32 k = tile.first_mismatch(p), from = end.first_to_stop();
-            // What may be committed and counts.
+            // Stop tokens are looked for up to the bonus token, so that this does not wait for k. Behind k they change nothing.
             Token tokens[SLOTS + 1];
 #pragma unroll
-            for (uint32 u = 0; u < SLOTS; ++u) {
-                const uint32 pos = tile.pos + u * WARP;
-                tokens[u] = pos >= from && pos <= k && pos < p.gamma ? tile.targets[u] : Token(-1);
-            }
-            tokens[SLOTS] = k == p.gamma && k >= from ? bonus : Token(-1);
+            for (uint32 u = 0; u < SLOTS; ++u) tokens[u] = tile.targets[u];
+            tokens[SLOTS] = bonus;
             const uint32 bits = stop_bits(ends, min(tile.row, p.batch - 1), stops, tokens);
-            uint32 first = bits >> SLOTS ? p.gamma : NEVER;
+            uint32 first = bits >> SLOTS && p.gamma >= from ? p.gamma : NEVER;
 #pragma unroll
-            for (uint32 u = SLOTS; u-- > 0;)
-                if (bits >> u & 1) first = tile.pos + u * WARP;
+            for (uint32 u = SLOTS; u-- > 0;) {
+                const uint32 pos = tile.pos + u * WARP;
+                if (bits >> u & 1 && pos >= from) first = pos;
+            }
             if constexpr (SLOTS == 1) {
                 const uint32 lanes = 1u << p.log_lanes, leader = threadIdx.x % WARP & -lanes;
                 const uint32 stops = __ballot_sync(FULL_WARP, first < p.gamma) >> leader & FULL_WARP >> (WARP - lanes);

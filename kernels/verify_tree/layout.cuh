@@ -50,7 +50,7 @@ VWD_FIELD(VerifyTreeParams, nodes, 184, 4)
 VWD_FIELD(VerifyTreeParams, places, 188, 4)
 VWD_FIELD(VerifyTreeParams, largest, 192, 8)
 VWD_FIELD(VerifyTreeParams, slices, 200, 4)
-VWD_FIELD(VerifyTreeParams, unused, 204, 4)
+VWD_FIELD(VerifyTreeParams, log_slices, 204, 4)
 
 VWD_SIZE(LargestParams, 232)
 VWD_FIELD(LargestParams, logits, 0, 32)
@@ -84,3 +84,5 @@ VWD_FIELD(SampledTreeParams, has_end, 608, 4)
 VWD_FIELD(SampledTreeParams, unused, 612, 4)
 
 VWD_CONSTANT(MOST_NODES, 1024)
+
+VWD_CONSTANT(WARP_NODES, 64)

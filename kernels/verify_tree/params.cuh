@@ -6,6 +6,7 @@
 #include "verify/end.cuh"
 
 constexpr uint32 MOST_NODES = 1024;
+constexpr uint32 WARP_NODES = 64;  // that a warp holds
 // Bits of a tree's status: VWD_TREE_*.
 constexpr uint32 BROKEN_LINK = 1u << 16, CLAMPED = 1u << 17, NODE_WITHOUT_TOKEN = 1u << 18;
 constexpr int32 NONE = 0x7fffffff;
@@ -20,8 +21,7 @@ struct VerifyTreeParams {
     View<1> status;                   // [B] uint32, or null
     uint32 nodes, places;             // N, M
     const uint64 *largest;            // [B, N, slices] in place of target, or null
-    uint32 slices;
-    uint32 unused;
+    uint32 slices, log_slices;        // log_slices: ⌈log2 slices⌉
 };
 
 struct LargestParams {

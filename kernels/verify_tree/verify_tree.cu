@@ -5,18 +5,20 @@
 //
 // Bytes: N parents, tokens and target tokens are read for each tree, 2·M numbers written: at N = 64 less than 1 KB. The launch is the floor.
 //
-// Work split: CTA i takes the tree of sequence i. Which child a node goes on to does not depend on the walk, so that each node finds at once
-// whether its parent goes on to it. One thread then follows the walk through shared memory.
+// Work split: a warp takes a tree of up to 64 nodes whose target tokens are given (warp.cuh). CTA i takes the tree of sequence i otherwise. Which
+// child a node goes on to does not depend on the walk, so that each node finds at once whether its parent goes on to it. One thread then follows
+// the walk through shared memory.
 //
 //   load links and tokens ─ lowest matching child of each node ─ walk ─ write path and tokens
 //
 // From logits: verify_tree_largest goes first. It reads N·V logits for each tree, 16.4 MB at N = 64 of 128256 bfloat16, 3.4 µs at 4.8 TB/s. Its
 // CTAs take a slice of a row each, as many as keep the device busy, and leave the largest logit of the slice with its token. Stop tokens that
-// min_remaining forbids at the node's depth (early.cuh) are looked for only where one would be the largest so far.
+// min_remaining forbids at the node's depth (early.cuh) are looked for only where one would be the largest so far. The kernel that walks may start
+// while it runs: it requests links and tokens before it waits.
 //
-// On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; the CTA has whole warps; no output overlaps an input.
+// On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; the CTA has whole warps, and a thread for each node or MOST_THREADS; no output overlaps an input.
 //
-// targets: compute_80
+// targets: compute_80, compute_90
 
 #include "verify_tree/params.cuh"
 
@@ -24,22 +26,26 @@ constexpr uint32 MOST_THREADS = 256;
 
 #include "verify_tree/early.cuh"
 #include "verify_tree/end.cuh"
+#include "verify_tree/warp.cuh"
 
-// A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞.
-constexpr uint64 NO_LOGIT = 0;
+// A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞. The bit WITH_NAN says
+// that there was a NaN among the logits of which it is the largest, and does not count when they are compared.
+constexpr uint64 NO_LOGIT = 0, WITH_NAN = 1u << 31;
 __device__ inline uint64 ranked(float logit, uint32 token) {
     const uint32 bits = __float_as_uint(logit + 0.0f);  // −0 is 0
     const uint32 key = int32(bits) < 0 ? ~bits : bits | 0x80000000u;
-    return logit > minus_infinity() ? uint64(key) << 32 | uint32(~token) : NO_LOGIT;
+    if (logit != logit) return NO_LOGIT | WITH_NAN;
+    return logit > minus_infinity() ? uint64(key) << 32 | (~token & ~uint32(WITH_NAN)) : NO_LOGIT;
 }
+__device__ inline uint64 without_nan(uint64 ranked) { return ranked & ~WITH_NAN; }
+__device__ inline uint64 higher(uint64 a, uint64 b) { return max(without_nan(a), without_nan(b)) | ((a | b) & WITH_NAN); }
 
 // The higher of two; FORBIDS: `other` counts only where its token is allowed.
 template <bool FORBIDS> __device__ inline uint64 higher(uint64 best, uint64 other, const Forbidden &forbidden) {
-    if (!FORBIDS) return max(best, other);
-    if (other <= best) return best;
-    for (uint32 n = 0; n < forbidden.count; ++n)
-        if (forbidden.at(n) == int64(uint32(~other))) return best;
-    return other;
+    if (FORBIDS && without_nan(other) > without_nan(best))
+        for (uint32 n = 0; n < forbidden.count; ++n)
+            if (forbidden.at(n) == int64(~uint32(other) & ~uint32(WITH_NAN))) return best | (other & WITH_NAN);
+    return higher(best, other);
 }
 
 // Neighbouring logits, 16 bytes.
@@ -56,10 +62,11 @@ template <uint32 TYPE> struct Unit {
         const uint32 bits = n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffff;
         return TYPE == FLOAT16 ? widen_float16(bits) : widen_bfloat16(bits);
     }
-    // The largest of them that is a number, −∞ where none is.
-    __device__ float largest() const {
+    // The largest of them that is a number, −∞ where none is. Sets `has_nan` where there is a NaN.
+    __device__ float largest(bool &has_nan) const {
         float all = ::largest_of<TYPE>(words);
         if (all != all) {
+            has_nan = true;
             all = minus_infinity();
 #pragma unroll
             for (uint32 n = 0; n < COUNT; ++n) all = fmaxf(all, at(n));
@@ -77,6 +84,7 @@ template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *log
     float best = minus_infinity();
     Unit<TYPE> kept = {};
     uint32 first = 0;
+    bool has_nan = false;
     for (uint32 token = begin + threadIdx.x * COUNT; token < end; token += AT_ONCE * STEP) {
         Unit<TYPE> units[AT_ONCE];
 #pragma unroll
@@ -86,7 +94,7 @@ template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *log
         }
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
-            const float largest = units[u].largest();
+            const float largest = units[u].largest(has_nan);
             if (largest > best) best = largest, kept = units[u], first = token + u * STEP;
         }
     }
@@ -94,7 +102,7 @@ template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *log
 #pragma unroll
     for (uint32 n = COUNT; n-- > 0;)
         if (kept.at(n) == best) found = n;
-    return ranked(best, first + found);
+    return ranked(best, first + found) | (has_nan ? WITH_NAN : 0);
 }
 
 // The largest logit that a thread finds in tokens `begin` to `end` of a row.
@@ -124,6 +132,7 @@ __device__ inline uint64 largest_of(const LargestParams &p, const char *logits, 
 // CTA (i·N + v)·slices + s takes slice s of node v of sequence i.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(const __grid_constant__ LargestParams p) {
     __shared__ uint64 of_warp[MOST_THREADS / WARP];
+    allow_next_kernel();
     const uint32 row = p.slices.divide(blockIdx.x), seq = p.nodes.divide(row), node = row - seq * p.nodes.value;
     if (p.node_counts && int32(node) >= as<int32>(p.node_counts.at(seq))) return;
     const char *logits = p.logits.at(seq, node);
@@ -132,73 +141,102 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(c
     const Forbidden forbidden = early.at(depth_of(p.parents, seq, node, early.least));
     uint64 best = forbidden.count ? largest_of<true>(p, logits, begin, end, forbidden) : largest_of<false>(p, logits, begin, end, forbidden);
 #pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) best = max(best, __shfl_xor_sync(FULL_WARP, best, step));
+    for (uint32 step = 1; step < WARP; step *= 2) best = higher(best, __shfl_xor_sync(FULL_WARP, best, step));
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = best;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (uint32 w = 1; w < MOST_THREADS / WARP; ++w) best = max(best, of_warp[w]);
+    for (uint32 w = 1; w < MOST_THREADS / WARP; ++w) best = higher(best, of_warp[w]);
     p.largest[blockIdx.x] = best;
 }
 
-// The target's token after a node.
+// The target's tokens of a tree, from the largest logits of the slices of each node's row, and which rows have a NaN: neighbouring threads look at
+// neighbouring slices.
 template <typename Token>
-__device__ inline Token target_of(const VerifyTreeParams &p, uint32 seq, uint32 node) {
-    if (!p.largest) return as<Token>(p.target.at(seq, node));
-    const uint64 *of_node = p.largest + (uint64(seq) * p.nodes + node) * p.slices;
-    uint64 best = NO_LOGIT;
-    for (uint32 n = 0; n < p.slices; ++n) best = max(best, of_node[n]);
-    return best == NO_LOGIT ? Token(-1) : Token(~uint32(best));
+__device__ inline void find_targets(const VerifyTreeParams &p, uint32 seq, uint32 count, Token *target, bool *has_nan) {
+    constexpr uint32 AT_ONCE = 4;
+    const uint32 lanes = 1u << p.log_slices, slice = threadIdx.x & (lanes - 1), step = blockDim.x >> p.log_slices;
+    const uint64 *of_tree = p.largest + uint64(seq) * p.nodes * p.slices;
+    for (uint32 first = 0; first < count; first += AT_ONCE * step) {
+        uint64 best[AT_ONCE];
+#pragma unroll
+        for (uint32 u = 0; u < AT_ONCE; ++u) {
+            const uint32 node = first + u * step + (threadIdx.x >> p.log_slices);
+            best[u] = NO_LOGIT;
+            if (node < count && slice < p.slices) best[u] = of_tree[uint64(node) * p.slices + slice];
+        }
+#pragma unroll
+        for (uint32 u = 0; u < AT_ONCE; ++u) {
+            const uint32 node = first + u * step + (threadIdx.x >> p.log_slices);
+            for (uint32 other = 1; other < lanes; other *= 2) best[u] = higher(best[u], __shfl_xor_sync(FULL_WARP, best[u], other));
+            if (node >= count || slice > 0) continue;
+            target[node] = without_nan(best[u]) == NO_LOGIT ? Token(-1) : Token(~uint32(best[u]) & ~uint32(WITH_NAN));
+            has_nan[node] = (best[u] & WITH_NAN) != 0;
+        }
+    }
 }
 
 template <typename Token, typename Ends = NoEnd>
 __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) {
+    constexpr int32 SLOTS = MOST_NODES / MOST_THREADS;  // nodes of a thread: c = thread + s · threads
     __shared__ Token target[MOST_NODES];
     __shared__ int32 follower[MOST_NODES], path[MOST_NODES];
+    __shared__ bool has_nan[MOST_NODES];
     __shared__ int32 accepted;
+    allow_next_kernel();
+    // The search for the largest logits began when links and tokens were there.
+    if (!p.largest) wait_for_previous_kernel();
     const uint32 seq = blockIdx.x;
-    const int32 nodes = p.nodes, given = p.node_counts ? as<int32>(p.node_counts.at(seq)) : nodes;
-    const int32 count = min(max(given, 0), nodes), threads = blockDim.x, places = p.places;
-    constexpr int32 SLOTS = 4;  // nodes of a thread whose links and tokens are requested at once
-    bool broken = false;
-
-    for (int32 c = threadIdx.x; c < count; c += threads) {
-        target[c] = target_of<Token>(p, seq, c);
+    const int32 nodes = p.nodes, threads = blockDim.x, places = p.places;
+    Token token[SLOTS], given_target[SLOTS];
+    int32 parent[SLOTS], given = nodes;
+#pragma unroll
+    for (int32 s = 0; s < SLOTS; ++s) {
+        const int32 c = threadIdx.x + s * threads;
+        if (c >= nodes) continue;
+        parent[s] = as<int32>(p.parents.at(seq, c));
+        token[s] = as<Token>(p.tokens.at(seq, c));
+        if (!p.largest) given_target[s] = as<Token>(p.target.at(seq, c));
+    }
+    if (p.node_counts) given = as<int32>(p.node_counts.at(seq));
+    const int32 count = min(max(given, 0), nodes);
+    if (p.largest) {
+        wait_for_previous_kernel();
+        find_targets(p, seq, count, target, has_nan);
+    }
+#pragma unroll
+    for (int32 s = 0; s < SLOTS; ++s) {
+        const int32 c = threadIdx.x + s * threads;
+        if (c >= count) continue;
+        if (!p.largest) target[c] = given_target[s];
         follower[c] = NONE;
     }
     __syncthreads();
-    for (int32 first = threadIdx.x; first < count; first += SLOTS * threads) {
-        Token token[SLOTS];
-        int32 parent[SLOTS];
+    bool broken = false;
 #pragma unroll
-        for (int32 s = 0; s < SLOTS; ++s) {
-            const int32 c = first + s * threads;
-            if (c >= count) continue;
-            token[s] = as<Token>(p.tokens.at(seq, c));
-            parent[s] = as<int32>(p.parents.at(seq, c));
-        }
-#pragma unroll
-        for (int32 s = 0; s < SLOTS; ++s) {
-            const int32 c = first + s * threads;
-            if (c < 1 || c >= count) continue;
-            if (parent[s] < 0 || parent[s] >= c) broken = true;
-            else if (token[s] >= 0 && token[s] == target[parent[s]]) atomicMin(&follower[parent[s]], c);
-        }
+    for (int32 s = 0; s < SLOTS; ++s) {
+        const int32 c = threadIdx.x + s * threads;
+        if (c < 1 || c >= count) continue;
+        if (parent[s] < 0 || parent[s] >= c) broken = true;
+        else if (token[s] >= 0 && token[s] == target[parent[s]]) atomicMin(&follower[parent[s]], c);
     }
     broken = __syncthreads_or(broken);
     if (threadIdx.x == 0) {
         int32 node = 0, k = 0;
         path[0] = 0;
+        bool saw_nan = p.largest && count > 0 && has_nan[0];
         if (count > 0)
             while (k + 1 < places && follower[node] != NONE) {
                 node = follower[node];
                 path[++k] = node;
+                if (p.largest) saw_nan |= has_nan[node];
             }
         accepted = k;
         as<int32>(p.accepted.at(seq)) = k;
         const Token next = count > 0 ? target[node] : Token(-1);
         as<Token>(p.next_token.at(seq)) = next;
         const bool has_none = p.largest && count > 0 && next < 0;
-        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | (has_none ? NODE_WITHOUT_TOKEN : 0);
+        const uint32 of_rows = (saw_nan ? SAW_NAN : 0) | (has_none ? NODE_WITHOUT_TOKEN : 0);
+        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | of_rows;
     }
     __syncthreads();
     const int32 length = count > 0 ? accepted + 1 : 0;
@@ -209,11 +247,16 @@ __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) 
     end_walk<Token>(p, ends, seq, p.target.data != nullptr);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i32(const __grid_constant__ VerifyTreeParams p) { verify<int32>(p); }
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i64(const __grid_constant__ VerifyTreeParams p) { verify<int64>(p); }
-
-#define END_KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+#define PARAMETERS const __grid_constant__ VerifyTreeParams p
 #define END_PARAMETERS const __grid_constant__ VerifyTreeParams p, const __grid_constant__ EndParams end
+#define CTA_KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+#define WARP_KERNEL extern "C" __global__ void __launch_bounds__(WARP)
 
-END_KERNEL verify_tree_end_i32(END_PARAMETERS) { verify<int32>(p, end); }
-END_KERNEL verify_tree_end_i64(END_PARAMETERS) { verify<int64>(p, end); }
+CTA_KERNEL verify_tree_i32(PARAMETERS) { verify<int32>(p); }
+CTA_KERNEL verify_tree_i64(PARAMETERS) { verify<int64>(p); }
+CTA_KERNEL verify_tree_end_i32(END_PARAMETERS) { verify<int32>(p, end); }
+CTA_KERNEL verify_tree_end_i64(END_PARAMETERS) { verify<int64>(p, end); }
+WARP_KERNEL verify_tree_warp_i32(PARAMETERS) { verify_by_warp<int32>(p); }
+WARP_KERNEL verify_tree_warp_i64(PARAMETERS) { verify_by_warp<int64>(p); }
+WARP_KERNEL verify_tree_warp_end_i32(END_PARAMETERS) { verify_by_warp<int32>(p, end); }
+WARP_KERNEL verify_tree_warp_end_i64(END_PARAMETERS) { verify_by_warp<int64>(p, end); }

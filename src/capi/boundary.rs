@@ -29,7 +29,9 @@ pub fn boundary(call: &str, body: impl FnOnce() -> Result<()>) -> vwd_status {
             Error::new(Code::Internal, format!("internal error: {text}; please report it"))
         }
     };
-    LAST_ERROR.with_borrow_mut(|text| {
+    // A destructor of the caller's may call when the thread has destroyed the message: then the status alone tells.
+    let _ = LAST_ERROR.try_with(|text| {
+        let mut text = text.borrow_mut();
         text.clear();
         text.push_str(call);
         text.push_str(": ");
@@ -46,8 +48,9 @@ pub fn computing(call: &str, body: impl FnOnce() -> Result<()>) -> vwd_status {
     boundary(call, body)
 }
 
-pub fn with_last_error<R>(read: impl FnOnce(&str) -> R) -> R {
-    LAST_ERROR.with_borrow(|text| read(text))
+/// Reads the message of this thread's last failed call; it is empty where the thread has destroyed it.
+pub fn with_last_error<R>(read: impl Fn(&str) -> R) -> R {
+    LAST_ERROR.try_with(|text| read(&text.borrow())).unwrap_or_else(|_| read(""))
 }
 
 /// The object that a handle points to.

@@ -61,7 +61,7 @@ pub unsafe extern "C" fn vwd_decoder_create(
     options: *const vwd_decoder_options,
     decoder: *mut *mut vwd_decoder,
 ) -> vwd_status {
-    boundary("vwd_decoder_create", || {
+    computing("vwd_decoder_create", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         unsafe {
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn vwd_decoder_create_on_cache(
     cache: *const vwd_kv_cache,
     decoder: *mut *mut vwd_decoder,
 ) -> vwd_status {
-    boundary("vwd_decoder_create_on_cache", || {
+    computing("vwd_decoder_create_on_cache", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         unsafe {

@@ -3,6 +3,7 @@
 use super::boundary::{computing, handle, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_channel_importance_args, vwd_index_update_args, vwd_status, vwd_stream};
+use crate::core::array::require_array;
 use crate::core::status::Error;
 use crate::ops::index::{self, MOST_UPDATES};
 use std::mem::MaybeUninit;
@@ -94,8 +95,8 @@ pub unsafe extern "C" fn vwd_index_update_layers(
         if count > MOST_UPDATES {
             return Err(Error::argument("count", count, format!("0 to {MOST_UPDATES}")));
         }
-        if count > 0 && (updates.is_null() || !updates.is_aligned()) {
-            return Err(Error::argument("updates", format!("{updates:p}"), format!("an array of {count} pointers")));
+        if count > 0 {
+            require_array("updates", updates, count, "pointers")?;
         }
         let read = |n: usize, visit: &mut dyn FnMut(&index::UpdateRequest) -> _| {
             let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());

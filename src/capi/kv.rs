@@ -1,6 +1,6 @@
 //! Tiered KV cache: all KV in host memory, what is being read in slots on the device.
 
-use super::boundary::{Handle, boundary, handle, out, release, versioned, write_versioned};
+use super::boundary::{Handle, boundary, computing, handle, out, release, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_kv_cache_append_args, vwd_kv_cache_compact_args, vwd_kv_cache_layer, vwd_kv_cache_options,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_share_slots(args: *const vwd_kv_cache_share_args) -> vwd_status {
-    boundary("vwd_kv_cache_share_slots", || {
+    computing("vwd_kv_cache_share_slots", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of args, its arrays among it.
         unsafe { kv::share_slots(versioned(args, "args", &mut buffer)?) }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
     options: *const vwd_kv_cache_options,
     cache: *mut *mut vwd_kv_cache,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_create", || {
+    computing("vwd_kv_cache_create", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments, those that options points to among them.
         unsafe {
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
     fork: *mut u32,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_fork", || {
+    computing("vwd_kv_cache_fork", || {
         // SAFETY: the C contract of the arguments.
         let (cache, fork) = unsafe { (handle(cache, "cache")?, out(fork, "fork")?) };
         fork.write(cache.0.fork(sequence, tokens, stream)?);
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn vwd_kv_cache_truncate(
     tokens: u64,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_truncate", || {
+    computing("vwd_kv_cache_truncate", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.truncate(sequence, tokens, stream)
     })
@@ -223,10 +223,10 @@ pub unsafe extern "C" fn vwd_kv_cache_free(
 /// args->k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 /// args->v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 ///
-/// Afterwards the layer has begin[i] + lens[i] tokens of the sequence. A token has no place, and is dropped and counted, if no sequence
-/// has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if tokens before it are missing: if the layer has fewer
-/// than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
-/// be any number; a prefill appends chunks of many blocks.
+/// Afterwards the layer has begin[i] + lens[i] tokens of the sequence; a row of 0 tokens changes nothing, wherever it begins. A token
+/// has no place, and is dropped and counted, if no sequence has that number, as of an idle row, if `vwd_kv_cache_extend` has reserved no
+/// block for it, or if tokens before it are missing: if the layer has fewer than begin[i] tokens. Lists that were resolved before stay
+/// valid for up to S more tokens of a sequence. T may be any number; a prefill appends chunks of many blocks.
 ///
 /// The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
 /// slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
     args: *const vwd_kv_cache_append_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_append", || {
+    computing("vwd_kv_cache_append", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn vwd_kv_cache_compact(
     args: *const vwd_kv_cache_compact_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_kv_cache_compact", || {
+    computing("vwd_kv_cache_compact", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn vwd_kv_cache_resolve(
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
-    boundary("vwd_kv_cache_fetch", || {
+    computing("vwd_kv_cache_fetch", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.fetch(layer, stream)
     })
@@ -347,7 +347,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
-    boundary("vwd_kv_cache_wait", || {
+    computing("vwd_kv_cache_wait", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.wait(layer, stream)
     })

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 /// Forgets the scores of some sequences: level = −inf, trend = 0.
 ///
 /// args->state             Level and trend, out.
-/// args->rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … B−1 are skipped.
+/// args->rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … N−1 are skipped.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -52,10 +52,9 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 ///                                            predicted.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
-/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
-/// borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-/// UNSUPPORTED, DRIVER, INTERNAL.
+/// once its scratch is there, of which CUDA takes none; may be captured. Thread-safe; calls on one stream are ordered by the caller.
+/// Tensors are borrowed until the stream passes this point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_predictor_predict(
     session: *const vwd_session,
@@ -114,6 +113,9 @@ pub unsafe extern "C" fn vwd_predictor_update(
 ///
 /// Each w_j counts as a whole number of a unit that suits the step: a power of two of which the n scores that are not forced add up to
 /// at most 2^63, so that what is dropped is below n² / 2^61 of a step's largest weight. The result has the same bits on every backend.
+///
+/// Scores from elsewhere, such as those of a forecast's queries, are rated on the same steps by histories of two: their row, and the true
+/// one. With {1, 0, 0} for a grid the hit rate is that of the lists that those rows select.
 ///
 /// args->k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
 /// args->grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).

@@ -1,6 +1,6 @@
 //! Versions, the last error, and the session.
 
-use super::boundary::{Handle, boundary, handle, out, release, versioned, with_last_error, write_versioned};
+use super::boundary::{Handle, boundary, computing, handle, out, release, versioned, with_last_error, write_versioned};
 use crate::abi::{VWD_ABI_VERSION, vwd_session_details, vwd_session_options, vwd_status, vwd_stream};
 use crate::runtime::fork::Process;
 use crate::runtime::{Options, Session};
@@ -44,7 +44,8 @@ pub extern "C" fn vwd_abi_version() -> u32 {
 ///
 /// buf  May be NULL when cap is 0.
 /// Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
-/// message as it was.
+/// message as it was. Destructors that run when the thread's own data are gone, such as those of a process's static objects, may call
+/// the library, too: their failures have a status and no message.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
     with_last_error(|text| {
@@ -65,6 +66,8 @@ pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
 /// options  NULL means all defaults: device AUTO.
 /// session  Out. Release with `vwd_session_release`.
 ///
+/// Threads of a CPU session run where the calling thread may, and where options.threads is 0 there are as many as it may use cores.
+///
 /// Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
 /// (the message holds the JIT log), INTERNAL.
@@ -73,7 +76,7 @@ pub unsafe extern "C" fn vwd_session_create(
     options: *const vwd_session_options,
     session: *mut *mut vwd_session,
 ) -> vwd_status {
-    boundary("vwd_session_create", || {
+    computing("vwd_session_create", || {
         // SAFETY: the C contract of session.
         let session = unsafe { out(session, "session")? };
         let mut buffer = MaybeUninit::uninit();
@@ -92,7 +95,9 @@ pub unsafe extern "C" fn vwd_session_create(
 
 /// Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
 /// streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
-/// caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
+/// caches, decoders, compactors), which keep the parts of it that they need: threads, streams, and parallel_for and log of the
+/// options with their contexts, which stay valid until the last handle is released. Blocks until its threads have ended, if no handle
+/// keeps them; not for capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_release(session: *mut vwd_session) {
     // SAFETY: the C contract of session.

@@ -87,8 +87,8 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 /// args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
 ///                               −1.
-/// args->status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
-///                               where the walk samples; of the whole path, before any of it is cut off.
+/// args->status       [B]        uint32, out, optional: VWD_TREE_* bits, and of the rows of logits on the path VWD_SAMPLE_NAN and, where the walk
+///                               samples, VWD_SAMPLE_NO_RESIDUAL; of the whole path, before any of it is cut off.
 /// args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
 ///                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
 ///                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut

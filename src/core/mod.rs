@@ -2,6 +2,7 @@
 
 pub mod allocate;
 pub mod along;
+pub mod array;
 pub mod copy;
 pub mod dtype;
 pub mod files;

@@ -30,7 +30,7 @@ pub fn describe(payload: &(dyn Any + Send)) -> String {
         .copied()
         .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("unknown");
-    let place = PANIC_PLACE.with_borrow_mut(std::mem::take);
+    let place = PANIC_PLACE.try_with(RefCell::take).unwrap_or_default();
     format!("{words}{place}")
 }
 
@@ -43,7 +43,8 @@ fn install_hook() {
                 return previous(info);
             }
             let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
-            PANIC_PLACE.with_borrow_mut(|text| *text = place);
+            // A thread that ends may have destroyed it.
+            let _ = PANIC_PLACE.try_with(|text| text.replace(place));
         }));
     });
 }

@@ -2,6 +2,7 @@
 
 use crate::abi::{VWD_CODING_EXACT, VWD_CODING_INT4, VWD_SLOTS_AS_STORED, VWD_SLOTS_DECODED, vwd_kv_cache_options};
 use crate::core::allocate::collected;
+use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::ops::int4;
@@ -39,7 +40,7 @@ impl CacheOptions {
             return Err(Error::argument("options.slots", c.slots, "0 with options.layer_slots"));
         }
         // SAFETY: says the caller.
-        let given = unsafe { std::slice::from_raw_parts(c.layer_slots, c.layers as usize) };
+        let given = unsafe { array("options.layer_slots", c.layer_slots, c.layers as usize, "numbers")? };
         let mut fewest: Option<Options> = None;
         for (n, &slots) in given.iter().enumerate() {
             let options = Options::from_c(c, slots, &format!("options.layer_slots[{n}]"))?;
@@ -62,7 +63,7 @@ impl CacheOptions {
         }
         let count = self.fewest.layers * self.weights_of_layer();
         // SAFETY: says the caller.
-        let given = unsafe { std::slice::from_raw_parts(weights, count) };
+        let given = unsafe { array("options.weights", weights, count, "weights")? };
         let weights = collected(given.iter().map(|&w| int4::valid_weight(w)), "the weights of a KV cache")?;
         Ok(CacheOptions { weights, ..self })
     }
@@ -348,9 +349,6 @@ fn coding(c: &vwd_kv_cache_options, dtype: DType) -> Result<bool> {
         }
         VWD_CODING_INT4 => {}
         other => return Err(Error::argument("options.coding", other, "VWD_CODING_EXACT or VWD_CODING_INT4")),
-    }
-    if !c.weights.is_aligned() {
-        return Err(Error::argument("options.weights", format!("{:p}", c.weights), "alignment to 4 bytes"));
     }
     int4::check_sizes("options.", c.block_size as usize, [c.key_dim, c.value_dim].map(|dim| dim as usize), dtype)?;
     Ok(true)

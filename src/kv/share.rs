@@ -6,6 +6,7 @@
 
 use crate::abi::vwd_kv_cache_share_args;
 use crate::core::allocate::{collected, filled};
+use crate::core::array::{array, require_array};
 use crate::core::status::{Error, Result};
 use crate::ops::views::require_counts;
 use crate::runtime::require_no_flags;
@@ -22,18 +23,11 @@ pub unsafe fn share_slots(c: &vwd_kv_cache_share_args) -> Result<()> {
         let expected = format!("{} (least {least} for each of {layers} layers) … 2^32 − 1", least * layers);
         return Err(Error::argument("total", c.total, expected));
     };
-    for (name, is_null) in
-        [("slots", c.slots.is_null()), ("misses", c.misses.is_null()), ("shares", c.shares.is_null())]
-    {
-        if is_null {
-            return Err(Error::argument(name, "NULL", format!("{layers} numbers")));
-        }
-    }
-    // SAFETY: not NULL, so there are as many numbers as layers.
-    let (slots, misses) = unsafe {
-        let layers = c.layers as usize;
-        (std::slice::from_raw_parts(c.slots, layers), std::slice::from_raw_parts(c.misses, layers))
-    };
+    let (count, numbers) = (c.layers as usize, "numbers");
+    // SAFETY: the caller says that there are as many numbers as layers.
+    let (slots, misses) =
+        unsafe { (array("slots", c.slots, count, numbers)?, array("misses", c.misses, count, numbers)?) };
+    require_array("shares", c.shares, count, numbers)?;
     if let Some(n) = slots.iter().position(|&slots| slots == 0) {
         return Err(Error::argument(&format!("slots[{n}]"), 0, "at least 1"));
     }

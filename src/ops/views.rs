@@ -155,6 +155,23 @@ pub fn key_dims(key: u32, value: u32) -> Result<[usize; 2]> {
     Ok([key, value].map(|dim| dim as usize))
 }
 
+/// Checks Hq and Hk, neither 0, that options give.
+pub fn check_heads([query, kv]: [u32; 2]) -> Result<()> {
+    if query.is_multiple_of(kv) {
+        return Ok(());
+    }
+    Err(Error::argument("options.query_heads", query, format!("a multiple of the {kv} KV heads")))
+}
+
+/// Checks that of a block and a page, both of sizes that options give and neither 0, one is a whole number of the other.
+pub fn check_blocks(block_size: u32, page_size: u32) -> Result<()> {
+    if page_size.is_multiple_of(block_size) || block_size.is_multiple_of(page_size) {
+        return Ok(());
+    }
+    let expected = format!("a divisor or a multiple of the page size {page_size}");
+    Err(Error::argument("options.block_size", block_size, expected))
+}
+
 /// Checks that numbers that options give, with their names, are not 0.
 pub fn require_counts(counts: &[(&str, u32)]) -> Result<()> {
     match counts.iter().find(|(_, n)| *n == 0) {

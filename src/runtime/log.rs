@@ -74,7 +74,8 @@ impl Log {
 
     #[cold]
     fn pass_on(&self, level: Level, text: String) {
-        let text = CString::new(text.replace('\0', " ")).expect("no NUL is left");
+        // The driver's log of a compilation has several lines.
+        let text = CString::new(text.replace(['\0', '\n', '\r'], " ")).expect("no NUL is left");
         if let Some(call) = self.call {
             // SAFETY: the engine's callback with its own context; the text lives during the call.
             unsafe { call(self.context, level as u32, text.as_ptr()) };
@@ -100,9 +101,11 @@ mod tests {
         let log = unsafe { Log::new(collect, (&raw mut lines).cast(), Level::Info) };
         log.write(Level::Warning, || "first".into());
         log.write(Level::Info, || "sec\0nd".into());
+        log.write(Level::Info, || "a line\r\nand another\n".into());
         log.write(Level::Debug, || unreachable!("is not logged"));
         Log::NONE.write(Level::Warning, || unreachable!("nobody listens"));
-        assert_eq!(lines, [(1, "first".to_owned()), (2, "sec nd".to_owned())]);
+        let expected = [(1, "first"), (2, "sec nd"), (2, "a line  and another ")];
+        assert_eq!(lines, expected.map(|(level, text)| (level, text.to_owned())));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A library of the caller's whose constructor creates a session: the loader's lock, held meanwhile, keeps the session's
-//! threads from beginning.
+//! Calls in the first and in the last moments of a process: in a constructor of a library, while the loader's lock keeps the session's
+//! threads from beginning, and in destructors, when a thread has destroyed its own data.
 
 use super::{library, output, root};
 use std::path::PathBuf;
@@ -56,24 +56,94 @@ int main(int count, char **paths) {
 }
 "#;
 
-#[test]
-fn constructor_of_a_library_may_create_a_session() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("loading");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    // Under the name by which the loader looks for it.
-    let named = folder.join(format!("libvanward.so.{}", vanward::abi::VWD_ABI_VERSION));
-    let _ = std::fs::remove_file(&named);
-    std::os::unix::fs::symlink(library(), &named).expect("a link");
-    let compile = |name: &str, source: &str, arguments: &[&str]| {
-        let (file, result) = (folder.join(name).with_extension("c"), folder.join(name));
+/// Calls that fail, and the release of a session, in a thread, in the destructor of its data, and where the process ends.
+const LAST_CALLS: &str = r#"
+#include "vanward.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+static pthread_key_t key;
+static vwd_session *session;
+static void fail(void *place) {
+  char text[64] = "not written";
+  vwd_session_options options = VWD_SESSION_OPTIONS_INIT;
+  options.device = 77;
+  vwd_session *none = NULL;
+  vwd_status status = vwd_session_create(&options, &none);
+  size_t length = vwd_last_error(text, sizeof text);
+  printf("%s: %d, %s\n", (const char *)place, (int)status, length ? "a message" : text[0] ? text : "no message");
+}
+static void release(void) {
+  vwd_session_release(session);
+  fail("end of the process");
+}
+static void *run(void *unused) {
+  pthread_setspecific(key, "end of the thread");
+  fail("in the thread");
+  return unused;
+}
+int main(void) {
+  vwd_session_options options = VWD_SESSION_OPTIONS_INIT;
+  options.device = VWD_DEVICE_CPU;
+  options.threads = 2;
+  pthread_t thread;
+  if (vwd_session_create(&options, &session) || atexit(release) || pthread_key_create(&key, fail)) return 1;
+  if (pthread_create(&thread, NULL, run, NULL) || pthread_join(thread, NULL)) return 1;
+  fail("in main");
+  return 0;
+}
+"#;
+
+/// Where this test's programs lie, beside the library under the name by which the loader looks for it.
+struct Folder {
+    path: PathBuf,
+    library: PathBuf,
+}
+
+impl Folder {
+    fn create(name: &str) -> Folder {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&path).expect("a folder");
+        let named = path.join(format!("libvanward.so.{}", vanward::abi::VWD_ABI_VERSION));
+        let _ = std::fs::remove_file(&named);
+        std::os::unix::fs::symlink(library(), &named).expect("a link");
+        Folder { path, library: named }
+    }
+
+    fn compile(&self, name: &str, source: &str, arguments: &[&str]) -> PathBuf {
+        let (file, result) = (self.path.join(name).with_extension("c"), self.path.join(name));
         std::fs::write(&file, source).expect("write the source");
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
         let mut command = Command::new(compiler);
         output(command.arg("-I").arg(root().join("include")).arg(&file).args(arguments).arg("-o").arg(&result));
         result
-    };
-    let (vanward, path) = (named.to_string_lossy(), format!("-Wl,-rpath,{}", folder.display()));
-    let holder = compile("holder.so", HOLDER, &["-shared", "-fPIC", &vanward, &path]);
-    let program = compile("program", PROGRAM, &["-ldl"]);
+    }
+
+    /// Arguments with which a program or library is linked to Vanward.
+    fn linked(&self) -> [String; 2] {
+        [self.library.to_string_lossy().into_owned(), format!("-Wl,-rpath,{}", self.path.display())]
+    }
+}
+
+#[test]
+fn constructor_of_a_library_may_create_a_session() {
+    let folder = Folder::create("loading");
+    let [vanward, path] = folder.linked();
+    let holder = folder.compile("holder.so", HOLDER, &["-shared", "-fPIC", &vanward, &path]);
+    let program = folder.compile("program", PROGRAM, &["-ldl"]);
     assert_eq!(output(Command::new(program).arg(holder)), "512");
+}
+
+#[test]
+fn destructors_may_call_when_a_thread_has_destroyed_its_data() {
+    let folder = Folder::create("ending");
+    let [vanward, path] = folder.linked();
+    let program = folder.compile("last_calls", LAST_CALLS, &["-pthread", &vanward, &path]);
+    let lines = [
+        "in the thread: 1, a message",
+        "end of the thread: 1, no message",
+        "in main: 1, a message",
+        "end of the process: 1, no message",
+    ];
+    assert_eq!(output(&mut Command::new(program)), lines.join("\n") + "\n");
 }

@@ -194,7 +194,7 @@ pub fn updates_of_layers_are_all_made_or_none() {
     let status = |updates: *const *const vwd_index_update_args, count| unsafe {
         vwd_index_update_layers(backend.session(), updates, count, SESSION_STREAM)
     };
-    assert_refused(status(std::ptr::null(), 1), &["updates: 0x0; expected an array of 1 pointers"]);
+    assert_refused(status(std::ptr::null(), 1), &["updates: NULL; expected an array of 1 pointers"]);
     let array = [&raw const *one; 2];
     assert_refused(status(array.as_ptr().wrapping_byte_add(1), 1), &["updates: ", "an array of 1 pointers"]);
     for count in [257, 300, u32::MAX] {

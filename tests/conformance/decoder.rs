@@ -610,6 +610,18 @@ fn decoder_errors_name_the_argument(backend: &Backend) {
         assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
     };
     create(vwd_decoder_options { layers: 0, ..good }, &["options.layers", "0", "at least 1"]);
+    create(
+        vwd_decoder_options { layers: u32::MAX, ..good },
+        &["options.layers: 2 rows · 4294967295 layers; expected "],
+    );
+    let heads = [u32::MAX - 3, 2];
+    create(
+        vwd_decoder_options { query_heads: heads[0], kv_heads: heads[1], ..good },
+        &[
+            "options.max_positions: 2 rows · 2 positions · 4294967292 query heads; expected at most 268435456, multiplied",
+        ],
+    );
+    create(vwd_decoder_options { pages: u32::MAX, ..good }, &["options.pages: 4294967295 pages; expected at most "]);
     create(vwd_decoder_options { block_size: 12, ..good }, &["options.block_size", "12", "page size 8"]);
     create(vwd_decoder_options { query_heads: 3, ..good }, &["options.query_heads", "3", "2 KV heads"]);
     create(vwd_decoder_options { max_draft: 2, ..good }, &["options.max_draft", "2", "max_positions, 2"]);
@@ -620,6 +632,11 @@ fn decoder_errors_name_the_argument(backend: &Backend) {
         vwd_decoder_options { policy_count: 1, policies: &vwd_decoder_policy { k: 0, ..POLICY }, ..good },
         &["options.policies[0].k", "0"],
     );
+    let misaligned = std::ptr::without_provenance::<vwd_decoder_policy>(0x1001);
+    for (policies, found) in [(std::ptr::null(), "options.policies: NULL"), (misaligned, "is misaligned")] {
+        let options = vwd_decoder_options { policy_count: 1, policies, ..good };
+        create(options, &[found, "expected an array of 1 policies"]);
+    }
 
     let policy = |policy: vwd_decoder_policy, pieces: &[&str]| create(vwd_decoder_options { policy, ..good }, pieces);
     let prr = vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY };

@@ -12,6 +12,7 @@ macro_rules! cases {
 }
 
 mod attention;
+mod attention_boxes;
 mod attention_edges;
 mod attention_int4;
 mod attention_int4_scales;
@@ -21,6 +22,7 @@ mod attention_tree;
 mod attention_variants;
 mod axis;
 mod budget;
+mod calibration;
 mod compact;
 mod contents;
 mod decoder;
@@ -99,6 +101,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_rows::CASES, on: On::Both },
     Family { cases: attention_tree::CASES, on: On::Both },
     Family { cases: attention_variants::CASES, on: On::Cuda },
+    Family { cases: attention_boxes::CASES, on: On::Cuda },
     Family { cases: attention_edges::CASES, on: On::Both },
     Family { cases: invariance::CASES, on: On::Both },
     Family { cases: attention_edges::ON_THE_CPU, on: On::Cpu },
@@ -113,8 +116,9 @@ const FAMILIES: &[Family] = &[
     Family { cases: remainder::quality::CASES, on: On::Both },
     Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },
-    Family { cases: predictor::CALIBRATION, on: On::Both },
     Family { cases: predictor::ON_THE_CPU, on: On::Cpu },
+    Family { cases: calibration::CASES, on: On::Both },
+    Family { cases: calibration::ON_THE_CPU, on: On::Cpu },
     Family { cases: forecast::CASES, on: On::Both },
     Family { cases: contents::CASES, on: On::Both },
     Family { cases: decoder::CASES, on: On::Both },

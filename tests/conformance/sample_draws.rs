@@ -119,12 +119,14 @@ fn sample_draws_each_token_as_often_without_log_probabilities(backend: &Backend)
 /// Filters or none of them: the kernels of each variant.
 fn sample_by_each_variant_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
     let variants =
-        [("sample=cluster", 90..=u32::MAX), ("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)];
+        [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
     let draws = draws(backend, 10_000, 50);
-    for (variant, capabilities) in variants {
-        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+    for (variant, least) in variants {
+        let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
         rounds(1, |rng| match variant {
-            "sample=cluster" => FILTERS.iter().for_each(|&filter| plain_draws_as_likely(&forced, rng, draws, filter)),
+            "sample=cluster" | "sample=half_cluster" => {
+                FILTERS.iter().for_each(|&filter| plain_draws_as_likely(&forced, rng, draws, filter))
+            }
             _ => draws_as_likely(&forced, rng, draws),
         });
         forced.assert_ran(variant);

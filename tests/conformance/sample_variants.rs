@@ -17,20 +17,24 @@ pub const CASES: &[Case] = cases![
 
 /// Sessions that take each variant, where the device has it.
 fn by_variant(backend: &Backend) -> impl Iterator<Item = (&'static str, Backend)> {
-    [("sample=cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)]
+    [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)]
         .into_iter()
         .filter_map(|(variant, least)| Some((variant, backend.forcing(variant, least..=u32::MAX)?)))
+}
+
+fn has_clusters(variant: &str) -> bool {
+    variant.ends_with("cluster")
 }
 
 fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
     for (variant, forced) in by_variant(backend) {
         rounds(16, |rng| {
-            let scene = if variant == "sample=cluster" || rng.one_in(2) { plain(rng) } else { aligned(rng) };
+            let scene = if has_clusters(variant) || rng.one_in(2) { plain(rng) } else { aligned(rng) };
             scene.run(&forced, None).assert_same(scene.run(&cpu, None));
         });
-        if variant == "sample=cluster" {
-            // So long that a CTA has four segments.
+        if has_clusters(variant) {
+            // So long that a CTA has four segments, or eight.
             rounds(2, |rng| {
                 let scene = random_plain(rng, 1, 1, 135_176);
                 scene.run(&forced, None).assert_same(scene.run(&cpu, None));
@@ -45,8 +49,8 @@ fn sample_filters_flat_rows_by_each_variant_as_on_the_cpu(backend: &Backend) {
     let cpu = Backend::cpu(2);
     for (variant, forced) in by_variant(backend) {
         filters_flat_rows(&forced, false, &[5000, 12_000, 40_000]);
-        if variant == "sample=cluster" {
-            // So long that a CTA has four segments.
+        if has_clusters(variant) {
+            // So long that a CTA has four segments, or eight.
             rounds(2, |rng| {
                 let scene = random_filtered(rng, 1, 1, 135_176);
                 scene.run(&forced, None).assert_same(scene.run(&cpu, None));
@@ -61,7 +65,7 @@ fn sample_of_a_request_depends_on_no_other_by_each_variant(backend: &Backend) {
     for (variant, forced) in by_variant(backend) {
         rounds(4, |rng| {
             let tokens = rng.pick(&[304, 8200, 20_008]);
-            let scene = match variant == "sample=cluster" || rng.one_in(2) {
+            let scene = match has_clusters(variant) || rng.one_in(2) {
                 true if rng.one_in(2) => random_filtered(rng, 5, 3, tokens),
                 true => random_plain(rng, 5, 3, tokens),
                 false => Scene { wants_logprobs: false, ..random_in_whole_words(rng, 5, 3, tokens) },
@@ -105,7 +109,7 @@ fn random_in_whole_words(rng: &mut Rng, batch: usize, gamma: usize, tokens: usiz
     }
 }
 
-/// What one launch takes: rows of a segment, and of so many that a cluster's CTAs have two or four of them, the last one of any length. A warp cannot end
+/// What one launch takes: rows of a segment, and of so many that a cluster's CTAs have two, four or eight of them, the last one of any length. A warp cannot end
 /// more than 32 rows of a request.
 fn plain(rng: &mut Rng) -> Scene {
     let (batch, gamma) = (rng.size(1..=5), rng.pick(&[0, 1, 4, 31, 32]));

@@ -17,6 +17,9 @@ pub const CASES: &[Case] = cases![
     verify_tree_takes_sizes_up_to_1024_nodes,
     verify_tree_accepts_no_more_than_the_path_holds,
     verify_tree_finds_the_largest_logit,
+    verify_tree_finds_the_largest_logit_of_many_nodes,
+    verify_tree_by_each_variant_walks_alike,
+    verify_tree_reads_what_the_call_before_it_wrote,
 ];
 
 // --- the form ----------------------------------------------------------------------------------------------------------
@@ -221,6 +224,16 @@ impl Drafts {
         Drafts { tokens, parents, target, counts }
     }
 
+    /// A chain that is accepted to its end, each of whose nodes after the root has so many siblings of the same token, of which the lowest goes on.
+    fn accepted(n: usize, siblings: usize) -> Drafts {
+        let tokens = Array::filled(&[2, n], 5);
+        let parents = Array::from_fn(&[2, n], |at| {
+            let level = at[1].div_ceil(siblings);
+            [-1, 0].get(level).copied().unwrap_or_else(|| ((level - 2) * siblings + 1) as i64)
+        });
+        Drafts { tokens: tokens.clone(), parents, target: tokens, counts: None }
+    }
+
     /// The nodes of the walk, and whether a link is broken.
     fn walk(&self, i: usize, places: usize) -> (Vec<usize>, i64) {
         let (count, clamp) = clamped(self.counts.as_ref(), i, self.tokens.shape[1]);
@@ -343,16 +356,74 @@ fn verify_tree_of_a_chain_is_verify(backend: &Backend) {
 
 fn verify_tree_takes_sizes_up_to_1024_nodes(backend: &Backend) {
     rounds(1, |rng| {
-        for n in [1, 2, 32, 33, 64, 128, 257, 1024] {
+        for n in [1, 2, 3, 32, 33, 34, 63, 64, 65, 128, 257, 1024] {
             let drafts = Drafts::random(rng, 3, n);
             let places = n + rng.size(0..=3);
             check_verify(backend, rng, &drafts, places);
+            check_verify(backend, rng, &Drafts::accepted(n, 1), n);
         }
-        // A chain that is accepted to its end.
-        let tokens = Array::filled(&[2, 1024], 5);
-        let parents = Array::from_fn(&[2, 1024], |at| at[1] as i64 - 1);
-        let drafts = Drafts { tokens: tokens.clone(), parents, target: tokens, counts: None };
-        check_verify(backend, rng, &drafts, 1024);
+    });
+}
+
+/// Each kernel takes small trees.
+fn verify_tree_by_each_variant_walks_alike(backend: &Backend) {
+    for variant in ["warp", "cta"] {
+        let forced = format!("verify_tree={variant}");
+        let backend = backend.forcing(&forced, 80..=999).expect("every device takes them");
+        rounds(60, |rng| {
+            let (batch, n) = (rng.size(1..=9), rng.size(1..=64));
+            let drafts =
+                if rng.one_in(4) { Drafts::accepted(n, rng.size(1..=3)) } else { Drafts::random(rng, batch, n) };
+            let places = rng.pick(&[1, 2, n, n + 40]);
+            check_verify(&backend, rng, &drafts, places);
+        });
+        backend.assert_ran(&forced);
+    }
+}
+
+/// The accepted nodes of one call are the node counts of the next, with nothing that waits between them.
+fn verify_tree_reads_what_the_call_before_it_wrote(backend: &Backend) {
+    rounds(1, |rng| {
+        for (n, has_logits) in [(12, false), (100, false), (12, true)] {
+            let (batch, plain) = (40, Layout::default());
+            let drafts = Drafts { counts: None, ..Drafts::random(rng, batch, n) };
+            let place = |values: &Array<i64>| Tensor::ints(backend, I32, values, &plain);
+            let (tokens, parents, target) = (place(&drafts.tokens), place(&drafts.parents), place(&drafts.target));
+            // A row without a logit has no token.
+            let rows = Array::from_fn(&[batch, n, 6], |at| match drafts.target[[at[0], at[1]]] {
+                token if token == at[2] as i64 => 1.0,
+                _ => f64::NEG_INFINITY,
+            });
+            let logits = Tensor::floats(backend, F32, &rows, &plain);
+            let out = |shape: &[usize]| Tensor::poisoned(backend, I32, shape, &plain);
+            let results = [0, 1].map(|_| (out(&[batch]), out(&[batch, n]), out(&[batch])));
+            let mut counts = absent();
+            for (accepted, path, next_token) in &results {
+                let args = vwd_verify_tree_args {
+                    tokens: tokens.c(),
+                    parents: parents.c(),
+                    node_counts: counts,
+                    target: if has_logits { absent() } else { target.c() },
+                    logits: if has_logits { logits.c() } else { absent() },
+                    accepted: accepted.c(),
+                    path: path.c(),
+                    next_token: next_token.c(),
+                    ..args()
+                };
+                // SAFETY: the tensors outlive the calls.
+                assert_ok(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+                counts = accepted.c();
+            }
+            backend.finish(0);
+            let [first, second] = results.map(|(accepted, path, _)| (accepted.read_ints(), path.read_ints()));
+            let drafts = Drafts { counts: Some(first.0), ..drafts };
+            for i in 0..batch {
+                let (walk, _) = drafts.walk(i, n);
+                assert_eq!(second.0[[i]], walk.len().max(1) as i64 - 1, "accepted of {i}");
+                let path = (0..n).map(|j| walk.get(j).map_or(-1, |&node| node as i64)).collect::<Vec<_>>();
+                assert_eq!(second.1.row([i]), path, "path of {i}");
+            }
+        }
     });
 }
 
@@ -369,58 +440,76 @@ fn verify_tree_finds_the_largest_logit(backend: &Backend) {
     rounds(30, |rng| {
         let (batch, n) = (rng.size(1..=4), rng.size(1..=12));
         let vocabulary = if rng.one_in(8) { rng.size(4000..=9000) } else { rng.size(1..=40) };
-        // Rows that can be loaded by 16 bytes.
-        let vocabulary = if rng.one_in(2) { vocabulary.next_multiple_of(8) } else { vocabulary };
-        let dtype = rng.pick(&[F32, F16, BF16]);
-        // Whole numbers: equal largest ones are everywhere.
-        let logits = Array::from_fn(&[batch, n, vocabulary], |_| match rng.size(0..=19) {
-            0 => f64::NAN,
-            1 => f64::NEG_INFINITY,
-            _ => rng.int(-3..=3) as f64,
-        });
-        // Tokens that are forbidden at every depth.
-        let stops: Vec<i64> = (0..rng.pick(&[0, 0, 3, 9])).map(|_| rng.int(0..=vocabulary as i64 - 1)).collect();
-        let best = |i: usize, v: usize| {
-            let mut row = logits.row([i, v]).to_vec();
-            stops.iter().for_each(|&token| row[token as usize] = f64::NAN);
-            let most = row.iter().copied().filter(|x| !x.is_nan()).fold(f64::NEG_INFINITY, f64::max);
-            row.iter().position(|&x| x == most && most > f64::NEG_INFINITY).map_or(-1, |token| token as i64)
-        };
-        let target = Array::from_fn(&[batch, n], |at| best(at[0], at[1]));
-        let tokens = Array::from_fn(&[batch, n], |_| rng.int(0..=vocabulary as i64 - 1));
-        let drafts = Drafts { tokens, parents: parents_of(rng, batch, n, false), target, counts: None };
-        let place = |dtype, values: &Array<i64>| Tensor::ints(backend, dtype, values, &Layout::default());
-        let (tokens, parents) = (place(I64, &drafts.tokens), place(I32, &drafts.parents));
-        let rows = Tensor::floats(backend, dtype, &logits, &Layout::random(rng, 3));
-        let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
-        let (accepted, path, next_token) = (out(I32, &[batch]), out(I32, &[batch, n]), out(I64, &[batch]));
-        let status = out(U32, &[batch]);
-        let stop = place(I64, &Array::new(&[stops.len()], stops.clone()));
-        let min_remaining = place(I32, &Array::filled(&[batch], 99));
-        let given = |tensor: &Tensor| if stops.is_empty() { absent() } else { tensor.c() };
-        let args = vwd_verify_tree_args {
-            stop: given(&stop),
-            min_remaining: given(&min_remaining),
-            tokens: tokens.c(),
-            parents: parents.c(),
-            status: status.c(),
-            logits: rows.c(),
-            accepted: accepted.c(),
-            path: path.c(),
-            next_token: next_token.c(),
-            ..args()
-        };
-        // SAFETY: the tensors outlive the call.
-        backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
-        for i in 0..batch {
-            let (walk, _) = drafts.walk(i, n);
-            let last = *walk.last().expect("the root");
-            let bits = if drafts.target[[i, last]] < 0 { VWD_TREE_NO_TOKEN } else { 0 };
-            assert_eq!(status.read_raw()[[i]], bits.to_le_bytes(), "status of {i}");
-            assert_eq!(accepted.read_ints()[[i]], walk.len() as i64 - 1);
-            assert_eq!(next_token.read_ints()[[i]], drafts.target[[i, last]]);
-            let path = &path.read_ints().row([i])[..walk.len()].to_vec();
-            assert_eq!(*path, walk.iter().map(|&node| node as i64).collect::<Vec<_>>());
-        }
+        let parents = parents_of(rng, batch, n, false);
+        check_logits(backend, rng, &parents, vocabulary);
     });
+}
+
+/// A chain that is accepted to its end, with more parts of rows than a CTA looks at at once.
+fn verify_tree_finds_the_largest_logit_of_many_nodes(backend: &Backend) {
+    rounds(1, |rng| check_logits(backend, rng, &Array::from_fn(&[1, 263], |at| at[1] as i64 - 1), 4100));
+}
+
+/// Half of the nodes, and all of a chain, have their parent's target token.
+fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabulary: usize) {
+    let (batch, n) = (parents.shape[0], parents.shape[1]);
+    let is_chain = n > 12;
+    // Rows that can be loaded by 16 bytes.
+    let vocabulary = if rng.one_in(2) { vocabulary.next_multiple_of(8) } else { vocabulary };
+    let dtype = rng.pick(&[F32, F16, BF16]);
+    // Whole numbers: equal largest ones are everywhere.
+    let logits = Array::from_fn(&[batch, n, vocabulary], |_| match rng.size(0..=19) {
+        0 => f64::NAN,
+        1 => f64::NEG_INFINITY,
+        _ => rng.int(-3..=3) as f64,
+    });
+    // Tokens that are forbidden at every depth.
+    let stops: Vec<i64> = (0..rng.pick(&[0, 0, 3, 9])).map(|_| rng.int(0..=vocabulary as i64 - 1)).collect();
+    let best = |i: usize, v: usize| {
+        let mut row = logits.row([i, v]).to_vec();
+        stops.iter().for_each(|&token| row[token as usize] = f64::NAN);
+        let most = row.iter().copied().filter(|x| !x.is_nan()).fold(f64::NEG_INFINITY, f64::max);
+        row.iter().position(|&x| x == most && most > f64::NEG_INFINITY).map_or(-1, |token| token as i64)
+    };
+    let target = Array::from_fn(&[batch, n], |at| best(at[0], at[1]));
+    let tokens = Array::from_fn(&[batch, n], |at| match parents[[at[0], at[1]]] {
+        parent if parent >= 0 && (is_chain || rng.one_in(2)) => target[[at[0], parent as usize]],
+        _ => rng.int(0..=vocabulary as i64 - 1),
+    });
+    let drafts = Drafts { tokens, parents: parents.clone(), target, counts: None };
+    let place = |dtype, values: &Array<i64>| Tensor::ints(backend, dtype, values, &Layout::default());
+    let (tokens, parents) = (place(I64, &drafts.tokens), place(I32, &drafts.parents));
+    let rows = Tensor::floats(backend, dtype, &logits, &Layout::random(rng, 3));
+    let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
+    let (accepted, path, next_token) = (out(I32, &[batch]), out(I32, &[batch, n]), out(I64, &[batch]));
+    let status = out(U32, &[batch]);
+    let stop = place(I64, &Array::new(&[stops.len()], stops.clone()));
+    let min_remaining = place(I32, &Array::filled(&[batch], n as i64));
+    let given = |tensor: &Tensor| if stops.is_empty() { absent() } else { tensor.c() };
+    let args = vwd_verify_tree_args {
+        stop: given(&stop),
+        min_remaining: given(&min_remaining),
+        tokens: tokens.c(),
+        parents: parents.c(),
+        status: status.c(),
+        logits: rows.c(),
+        accepted: accepted.c(),
+        path: path.c(),
+        next_token: next_token.c(),
+        ..args()
+    };
+    // SAFETY: the tensors outlive the call.
+    backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+    for i in 0..batch {
+        let (walk, _) = drafts.walk(i, n);
+        let last = *walk.last().expect("the root");
+        let has_nan = walk.iter().any(|&node| logits.row([i, node]).iter().any(|x| x.is_nan()));
+        let none = if drafts.target[[i, last]] < 0 { VWD_TREE_NO_TOKEN } else { 0 };
+        let bits = none | if has_nan { VWD_SAMPLE_NAN } else { 0 };
+        assert_eq!(status.read_raw()[[i]], bits.to_le_bytes(), "status of {i}");
+        assert_eq!(accepted.read_ints()[[i]], walk.len() as i64 - 1);
+        assert_eq!(next_token.read_ints()[[i]], drafts.target[[i, last]]);
+        let path = &path.read_ints().row([i])[..walk.len()].to_vec();
+        assert_eq!(*path, walk.iter().map(|&node| node as i64).collect::<Vec<_>>());
+    }
 }

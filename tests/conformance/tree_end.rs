@@ -12,20 +12,28 @@ pub const CASES: &[Case] = cases![verify_tree_cuts_at_stops_and_lengths, verify_
 
 fn verify_tree_cuts_at_stops_and_lengths(backend: &Backend) {
     rounds(backend.times(200) as u64, |rng| {
-        let (batch, n) = (rng.size(0..=9), rng.size(1..=40));
-        check(backend, rng, batch, n, Layout::random);
+        let (batch, n, dtype, has_logits) = (rng.size(0..=9), rng.size(1..=40), rng.pick(&[I32, I64]), rng.one_in(2));
+        check(backend, rng, [batch, n], dtype, has_logits, Layout::random);
     });
 }
 
 fn verify_tree_cuts_long_paths(backend: &Backend) {
     rounds(1, |rng| {
-        for n in [300, 1024] {
-            check(backend, rng, 2, n, |_, _| Layout::default());
+        for (n, dtype) in [(64, I32), (64, I64), (300, I32), (300, I64)] {
+            check(backend, rng, [2, n], dtype, false, |_, _| Layout::default());
         }
+        check(backend, rng, [2, 1024], I32, true, |_, _| Layout::default());
     });
 }
 
-fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&mut Rng, usize) -> Layout) {
+fn check(
+    backend: &Backend,
+    rng: &mut Rng,
+    [batch, n]: [usize; 2],
+    dtype: DType,
+    has_logits: bool,
+    layout: fn(&mut Rng, usize) -> Layout,
+) {
     // Of few tokens, so that walks are long.
     let tokens = Array::from_fn(&[batch, n], |_| if rng.one_in(20) { -1 } else { rng.int(0..=1) });
     let parents: Vec<i64> = (0..batch)
@@ -37,12 +45,11 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
             parents
         })
         .collect();
-    let (dtype, places) = (rng.pick(&[I32, I64]), rng.pick(&[1, 3, n, n + 2]));
+    let places = rng.pick(&[1, 3, n, n + 2]);
     let ints = |rng: &mut Rng, dtype, values: &Array<i64>| {
         Tensor::ints(backend, dtype, values, &layout(rng, values.shape.len()))
     };
     let column = |values: &[i64]| Array::new(&[values.len()], values.to_vec());
-    let has_logits = rng.one_in(2);
     // A node without a logit has no token.
     let logits =
         Array::from_fn(&[batch, n, 3], |_| if rng.one_in(4) { f64::NEG_INFINITY } else { rng.int(0..=3) as f64 });

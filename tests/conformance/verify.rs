@@ -12,6 +12,7 @@ pub const CASES: &[Case] = cases![
     verify_counts_no_match_for_negative_draft_tokens,
     verify_compares_all_64_bits,
     verify_reads_a_shared_row,
+    verify_reads_what_the_call_before_it_wrote,
     pack_agrees_with_the_formula,
     pack_handles_every_batch_size,
     pack_writes_no_row_at_or_past_cap,
@@ -22,6 +23,7 @@ pub const CASES: &[Case] = cases![
     verify_pack_handles_every_batch_size,
     verify_pack_handles_large_rows,
     verify_pack_handles_plain_tensors_of_every_size,
+    verify_pack_packs_what_the_call_before_it_wrote,
 ];
 
 /// What is promised on the CPU alone.
@@ -217,6 +219,41 @@ fn verify_reads_a_shared_row(backend: &Backend) {
 
 fn plain_ints<'b>(backend: &'b Backend, dtype: DType, values: &Array<i64>) -> Tensor<'b> {
     Tensor::ints(backend, dtype, values, &Layout::default())
+}
+
+/// What one call accepts are the draft lengths of the next, with nothing that waits between them.
+fn verify_reads_what_the_call_before_it_wrote(backend: &Backend) {
+    for variant in ["common", "general", "long", "rows"] {
+        let backend = backend.forcing(&format!("verify={variant}"), 80..=999).expect("every device takes them");
+        rounds(1, |rng| {
+            let (batch, gamma, plain) = (300, 8, Layout::default());
+            let tokens = Tokens { lens: None, ..Tokens::random(rng, batch, gamma) };
+            let place = |values: &Array<i64>| Tensor::ints(&backend, I32, values, &plain);
+            let (draft, target) = (place(&tokens.draft), place(&tokens.target));
+            let out = || Tensor::poisoned(&backend, I32, &[batch], &plain);
+            let results = [0, 1].map(|_| (out(), out(), out()));
+            let mut lens = absent();
+            for (accepted, next_token, mismatch) in &results {
+                let args = vwd_verify_args {
+                    draft: draft.c(),
+                    target: target.c(),
+                    draft_lens: lens,
+                    accepted: accepted.c(),
+                    next_token: next_token.c(),
+                    mismatch: mismatch.c(),
+                    ..args()
+                };
+                // SAFETY: the tensors outlive the calls.
+                assert_ok(unsafe { vwd_verify(backend.session(), &args, backend.stream()) });
+                lens = accepted.c();
+            }
+            backend.finish(0);
+            let accepted = results[0].0.read_ints();
+            assert_eq!(accepted.data, tokens.expected().accepted);
+            assert_eq!(results[1].0.read_ints(), accepted);
+            assert_eq!(results[1].2.read_ints(), Array::filled(&[batch], 0), "nothing is refused within these lengths");
+        });
+    }
 }
 
 // --- pack ------------------------------------------------------------------------------------------------------------
@@ -508,4 +545,58 @@ fn verify_pack_handles_plain_tensors_of_every_size(backend: &Backend) {
             .collect();
         check_verify_pack(backend, rng, &tokens, plain, &pairs);
     });
+}
+
+/// Rows are packed by one call and verified and packed by the next, with nothing that waits between them: kernels that start early ask for rows.
+fn verify_pack_packs_what_the_call_before_it_wrote(backend: &Backend) {
+    for variant in ["fused", "two_launches"] {
+        let backend = backend.forcing(&format!("verify_pack={variant}"), 80..=999).expect("every device takes them");
+        rounds(1, |rng| {
+            let (batch, gamma, width, plain) = (5, 8, 4, Layout::default());
+            let tokens = Tokens { lens: None, ..Tokens::random(rng, batch, gamma) };
+            let place = |values: &Array<i64>| Tensor::ints(&backend, I32, values, &plain);
+            let out = |shape: &[usize]| Tensor::poisoned(&backend, I32, shape, &plain);
+            let rows = Array::from_fn(&[batch, gamma, width], |_| rng.int(0..=1 << 20));
+            let (draft, target, all) =
+                (place(&tokens.draft), place(&tokens.target), Array::filled(&[batch], gamma as i64));
+            let (first, all, offsets) = (place(&rows), place(&all), [out(&[batch + 1]), out(&[batch + 1])]);
+            let (between, last) = (out(&[batch * gamma, width]), out(&[batch * gamma, width]));
+            let (accepted, next_token) = (out(&[batch]), out(&[batch]));
+            let as_rows = vwd_tensor {
+                ndim: 3,
+                shape: [batch as i64, gamma as i64, width as i64, 0, 0],
+                strides: [(gamma * width) as i64, width as i64, 1, 0, 0],
+                ..between.c()
+            };
+            let pack = vwd_pack_args {
+                tensor_count: 1,
+                rows: &first.c(),
+                packed: &between.c(),
+                accepted: all.c(),
+                offsets: offsets[0].c(),
+                ..args()
+            };
+            let verify = vwd_verify_pack_args {
+                tensor_count: 1,
+                rows: &as_rows,
+                packed: &last.c(),
+                draft: draft.c(),
+                target: target.c(),
+                accepted: accepted.c(),
+                next_token: next_token.c(),
+                offsets: offsets[1].c(),
+                ..args()
+            };
+            // SAFETY: the tensors outlive the calls.
+            unsafe {
+                assert_ok(vwd_pack(backend.session(), &pack, backend.stream()));
+                backend.finish(vwd_verify_pack(backend.session(), &verify, backend.stream()));
+            }
+            let (_, origin) = oracle::pack(&tokens.expected().accepted, gamma);
+            let packed = last.read_ints();
+            for (r, &(i, t)) in origin.iter().enumerate() {
+                assert_eq!(packed.row([r]), rows.row([i, t]), "packed row {r} is row {t} of sequence {i}");
+            }
+        });
+    }
 }

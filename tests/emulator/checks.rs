@@ -9,6 +9,7 @@ mod global_races;
 mod lanes;
 mod matrices;
 mod memory;
+mod tensors;
 
 use crate::instruction;
 use crate::machine::{self, Choices, Launch};

@@ -57,7 +57,7 @@ impl LaneCopies {
 }
 
 impl Warp {
-    fn tell_races(
+    pub fn tell_races(
         &self,
         lane: usize,
         (rank, offset): (usize, usize),

@@ -6,6 +6,7 @@ use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Node, Work, 
 use crate::failures::fails;
 use crate::memory::Fault;
 use crate::streams::Works;
+use crate::tensors::TensorMap;
 use cudarc::driver::sys::*;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -343,6 +344,35 @@ driver! {
         let size = cluster(&*config);
         let most = (*function.cast::<Function>()).limits.lock().cluster;
         *clusters = if size <= most { (settings().multiprocessors as u32 / size) as c_int } else { 0 };
+        OK
+    }
+
+    fn cuTensorMapEncodeTiled(
+        map: *mut CUtensorMap,
+        kind: CUtensorMapDataType,
+        rank: c_uint,
+        address: *mut c_void,
+        dims: *const cuuint64_t,
+        strides: *const cuuint64_t,
+        lengths: *const c_uint,
+        element_strides: *const c_uint,
+        interleave: CUtensorMapInterleave,
+        swizzle: CUtensorMapSwizzle,
+        promotion: CUtensorMapL2promotion,
+        fill: CUtensorMapFloatOOBfill,
+    ) {
+        // This much of what may be asked for is emulated.
+        let is_known = kind == CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16
+            && interleave == CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE
+            && fill == CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE;
+        let is_swizzled = match swizzle {
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE if is_known => false,
+            CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B if is_known => true,
+            _ => return R::CUDA_ERROR_NOT_SUPPORTED,
+        };
+        let found = TensorMap::new(rank as usize, is_swizzled, address as u64, dims, strides, lengths, element_strides);
+        let Some(found) = found.filter(|_| (map as usize).is_multiple_of(64)) else { return R::CUDA_ERROR_INVALID_VALUE };
+        (*map).opaque = found.pack();
         OK
     }
 

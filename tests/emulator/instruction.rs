@@ -142,6 +142,8 @@ pub enum Op {
     Shuffle(Shuffle),
     Vote(Vote),
     Reduce(Change, bool),
+    /// One lane of several is told that it is the one.
+    Elect,
     ClusterArrive {
         is_relaxed: bool,
     },
@@ -154,9 +156,15 @@ pub enum Op {
     ClusterWait,
     OpenBarrier(Access),
     ExpectBytes(Access),
+    /// The barrier awaits so many bytes more; nobody arrives.
+    AwaitBytes(Access),
     TryWait(Access),
     CompleteBytes(Access),
-    ArriveAfterCopies(Access),
+    /// `is_counted`: the barrier awaits this arrival; else it awaits one more for it.
+    ArriveAfterCopies {
+        barrier: Access,
+        is_counted: bool,
+    },
     /// Copies so many bytes to shared memory. `sized`: an operand says how many of them are read; the rest is zeros.
     Copy {
         to: Access,
@@ -168,6 +176,12 @@ pub enum Op {
     /// Waits for all but so many of the groups that ended last; `None`: also for copies that are in no group yet.
     WaitCopies(Option<u32>),
     BulkLoad {
+        to: Access,
+        from: Access,
+        barrier: Access,
+    },
+    /// Copies a box of a tensor. `from`: the tensor's map.
+    TensorLoad {
         to: Access,
         from: Access,
         barrier: Access,

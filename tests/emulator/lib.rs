@@ -2,8 +2,8 @@
 //!
 //! README.md says how it is used, what it knows, what it checks beyond hardware and what it cannot see, and names the files in reading order.
 //!
-//! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, matrix: what they
-//! do; races: what they must not; streams: what orders launches; device, driver, captures, failures: what a program
+//! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, tensors, matrix: what
+//! they do; races: what they must not; streams: what orders launches; device, driver, captures, failures: what a program
 //! sees of it.
 
 mod access;
@@ -25,5 +25,6 @@ mod parse;
 mod races;
 mod registers;
 mod streams;
+mod tensors;
 mod values;
 mod warp;

@@ -164,6 +164,15 @@ impl Decoder<'_> {
                 take!(2, Word, false);
                 Op::Vote(vote)
             }
+            "elect" => {
+                let (lane, predicate) = argument(0)?.split_once('|').ok_or("who is told?")?;
+                for (text, class) in [(lane, Class::Word), (predicate, Class::Predicate)] {
+                    let register = self.operand(scope, text.trim(), class)?;
+                    list.push((register, (class, true)));
+                }
+                take!(1, Word, false);
+                Op::Elect
+            }
             "redux" => {
                 for n in 0..3 {
                     take!(n, Word, n == 0);
@@ -188,6 +197,11 @@ impl Decoder<'_> {
                     take!(2, Word, false);
                     Op::ExpectBytes(access)
                 }
+                "expect_tx" => {
+                    let access = address!(0, Space::Shared);
+                    take!(1, Word, false);
+                    Op::AwaitBytes(access)
+                }
                 "try_wait" => {
                     take!(0, Predicate, true);
                     let access = address!(1, Space::Shared);
@@ -203,7 +217,10 @@ impl Decoder<'_> {
             },
             "cp" => match () {
                 _ if has("prefetch") => Op::Nothing,
-                _ if has("mbarrier") => Op::ArriveAfterCopies(address!(0, Space::Shared)),
+                _ if has("mbarrier") => {
+                    let barrier = address!(0, Space::Shared);
+                    Op::ArriveAfterCopies { barrier, is_counted: has("noinc") }
+                }
                 _ if has("commit_group") && has("bulk") => Op::EndBulk,
                 _ if has("wait_group") && has("bulk") => {
                     let most = integer(argument(0)?).ok_or("how many groups?")? as u32;
@@ -217,6 +234,36 @@ impl Decoder<'_> {
                     let from = address!(1, Space::Shared);
                     take!(2, Word, false);
                     Op::BulkStore { to, from }
+                }
+                _ if has("tensor") => {
+                    let dimensions: usize = parts
+                        .iter()
+                        .find_map(|part| part.strip_suffix('d')?.parse().ok())
+                        .ok_or("of how many dimensions?")?;
+                    if !has("mbarrier::complete_tx::bytes")
+                        || has("im2col")
+                        || has("multicast::cluster")
+                        || has("L2::cache_hint")
+                    {
+                        return Err("what copy of a tensor?".into());
+                    }
+                    let to = address!(0, Space::Cluster);
+                    let inside = argument(1)?.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+                    let (map, coordinates) = inside
+                        .and_then(|text| text.split_once(','))
+                        .ok_or("a map and coordinates stand in brackets")?;
+                    let (register, from) = self.address(scope, &format!("[{}]", map.trim()), Space::Generic)?;
+                    list.push((register, Decoder::address_role(&from)));
+                    let coordinates = flattened(coordinates.trim());
+                    if coordinates.len() != dimensions {
+                        return Err(format!("{} coordinates of {dimensions}", coordinates.len()));
+                    }
+                    for text in coordinates {
+                        let register = self.operand(scope, &text, Class::Word)?;
+                        list.push((register, (Class::Word, false)));
+                    }
+                    let barrier = address!(2, Space::Cluster);
+                    Op::TensorLoad { to, from, barrier }
                 }
                 _ if has("bulk") => {
                     let to = address!(0, Space::Cluster);

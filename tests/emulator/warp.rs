@@ -417,6 +417,18 @@ impl Warp {
                     _ => bool::set(&mut self.registers, r[0], row.map(|x| x != 0), active),
                 }
             }
+            Op::Elect => {
+                let members = lanes(active).fold(0, |all, lane| all | self.words(r[2])[lane]);
+                if let Some(wait) = self.needs(members, mask) {
+                    return Ok(wait);
+                }
+                if members & !active != 0 {
+                    return Err("a lane that may be elected takes no part".into());
+                }
+                let elected = lanes(active).nth(cluster.choices.below(active.count_ones() as usize)).expect("a lane");
+                u32::set(&mut self.registers, r[0], [elected as u32; LANES], active);
+                bool::set(&mut self.registers, r[1], std::array::from_fn(|lane| lane == elected), active);
+            }
             Op::Reduce(change, is_signed) => {
                 let members = self.words(r[2]);
                 if let Some(wait) = self.needs(lanes(active).fold(0, |all, lane| all | members[lane]), mask) {
@@ -463,6 +475,15 @@ impl Warp {
                     self.arrive(word, at, None, cluster)?;
                 }
             }
+            Op::AwaitBytes(access) => {
+                let (addresses, bytes) = (self.addresses(r[0], &access), self.words(r[1]));
+                for lane in lanes(active) {
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let mut word = cluster.word(at)?;
+                    word.bytes += bytes[lane] as i64;
+                    cluster.set_word(at, word)?;
+                }
+            }
             Op::CompleteBytes(access) => {
                 let (addresses, bytes) = (self.addresses(r[0], &access), self.words(r[1]));
                 for lane in lanes(active) {
@@ -475,12 +496,13 @@ impl Warp {
                     cluster.set_word(at, word)?;
                 }
             }
-            Op::ArriveAfterCopies(access) => {
-                let addresses = self.addresses(r[0], &access);
+            Op::ArriveAfterCopies { barrier, is_counted } => {
+                let addresses = self.addresses(r[0], &barrier);
                 for lane in lanes(active) {
                     let groups = self.finish_lane(lane, launch, cluster)?;
-                    let at = self.shared_place(addresses[lane], access.space)?;
-                    let word = cluster.word(at)?;
+                    let at = self.shared_place(addresses[lane], barrier.space)?;
+                    let mut word = cluster.word(at)?;
+                    word.awaited += !is_counted as i64;
                     self.arrive(word, at, Some(groups), cluster)?;
                 }
             }
@@ -514,6 +536,9 @@ impl Warp {
                 }
             }
             Op::BulkLoad { to, from, barrier } => self.bulk_load(&to, &from, &barrier, r, active, launch, cluster)?,
+            Op::TensorLoad { to, from, barrier } => {
+                self.tensor_load(&to, &from, &barrier, r, active, launch, cluster)?
+            }
             Op::BulkStore { to, from } => self.bulk_store(&to, &from, r, active, launch, cluster)?,
             Op::EndBulk => lanes(active).for_each(|lane| self.copies[lane].end_bulk()),
             Op::WaitBulk { most, has_written } => {

@@ -13,6 +13,7 @@ pub const CASES: &[Case] = &[
         "verify_with_an_end_replays_a_graph_with_changed_contents",
         verify_with_an_end_replays_a_graph_with_changed_contents,
     ),
+    ("verify_follows_what_the_kernel_ahead_writes", verify_follows_what_the_kernel_ahead_writes),
     ("pack_of_a_large_batch_replays_a_graph", pack_of_a_large_batch_replays_a_graph),
     ("sample_replays_a_graph_with_changing_seeds", sample_replays_a_graph_with_changing_seeds),
     ("sample_ends_though_its_contents_change", sample_ends_though_its_contents_change),
@@ -282,6 +283,51 @@ fn check_packed(rows: &Array<i64>, accepted: &[i64], packed: &Tensor, offsets: &
     packed.assert_written("packed", |at| at[0] < row);
 }
 
+/// Drafts, targets and lengths change in the kernel just ahead. The results are those of a call for which all was there.
+fn verify_follows_what_the_kernel_ahead_writes(backend: &Backend) {
+    const BATCH: usize = 6;
+    for gamma in [8, 100, 200] {
+        rounds(1, |rng| {
+            let plain = Layout::default();
+            let ints = |shape: &[usize]| Tensor::ints(backend, I32, &Array::filled(shape, 0), &plain);
+            let given = [ints(&[BATCH, gamma]), ints(&[BATCH, gamma + 1]), ints(&[BATCH]), ints(&[BATCH])];
+            let [draft, target, lens, remaining] = &given;
+            let ahead: Vec<Written> = given.iter().map(|of| Written::new(backend, of)).collect();
+            let results = [(); 2].map(|_| (ints(&[BATCH]), ints(&[BATCH]), ints(&[BATCH, gamma + 1])));
+            let verify = |(accepted, next_token, committed): &(Tensor, Tensor, Tensor), ahead: &[Written]| {
+                ahead.iter().for_each(Written::enqueue);
+                let args = vwd_verify_args {
+                    draft: draft.c(),
+                    target: target.c(),
+                    draft_lens: lens.c(),
+                    remaining: remaining.c(),
+                    accepted: accepted.c(),
+                    next_token: next_token.c(),
+                    committed: committed.c(),
+                    ..args()
+                };
+                // SAFETY: the tensors outlive the graph.
+                assert_ok(unsafe { vwd_verify(backend.session(), &args, backend.stream()) });
+            };
+            let [replayed, called] = &results;
+            let graph = Graph::capture(backend.stream().cast(), || verify(replayed, &ahead));
+            for step in 0..backend.times(300) {
+                let Contents { draft, target, lens } = Contents::random(rng, BATCH, gamma);
+                let remaining = (0..BATCH).map(|_| rng.int(0..=2 * gamma as i64)).collect();
+                for (written, numbers) in ahead.iter().zip([draft.data, target.data, lens.data, remaining]) {
+                    written.set(&numbers);
+                }
+                graph.replay();
+                verify(called, &[]);
+                backend.finish(0);
+                for (a, b) in [(&replayed.0, &called.0), (&replayed.1, &called.1), (&replayed.2, &called.2)] {
+                    assert_eq!(a.read_ints(), b.read_ints(), "step {step} of {gamma} draft tokens");
+                }
+            }
+        });
+    }
+}
+
 fn pack_of_a_large_batch_replays_a_graph(backend: &Backend) {
     let (batch, gamma, width) = (5000, 3, 5);
     rounds(1, |rng| {
@@ -330,12 +376,13 @@ struct Replayed {
 fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
     let (coupled, rejection) = (VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION);
     let of = |(variant, rule, filters, logprobs, tokens)| Replayed { variant, rule, filters, logprobs, tokens };
-    let by_variant = [("sample=cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
+    let by_variant =
+        [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
     for (variant, least) in by_variant {
         let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
         let mut calls = vec![(coupled, false, false), (coupled, true, false)];
         // Which clusters do not take.
-        if variant != "sample=cluster" {
+        if !variant.ends_with("cluster") {
             calls.extend([(coupled, true, true), (rejection, false, true), (rejection, true, false)]);
         }
         for (rule, filters, logprobs) in calls {
@@ -440,9 +487,11 @@ fn replay_with_changing_seeds(backend: &Backend, replayed: Replayed) {
 /// read what is theirs, and leave calls that come later their bits.
 fn sample_ends_though_its_contents_change(backend: &Backend) {
     let (batch, gamma, tokens, plain) = (16, 3, 20_000, Layout::default());
-    let streamed = backend.forcing("sample=streamed", 90..=u32::MAX);
     let own = [(VWD_ACCEPT_COUPLED, true), (VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, true)];
-    let calls = own.into_iter().map(|call| (backend, call)).chain(streamed.iter().map(|forced| (forced, own[1])));
+    let forced = [("sample=streamed", own[1]), ("sample=half_cluster", own[0])];
+    let forced = forced.map(|(variant, call)| (backend.forcing(variant, 90..=u32::MAX), call));
+    let by_forced = forced.iter().filter_map(|(forced, call)| Some((forced.as_ref()?, *call)));
+    let calls = own.into_iter().map(|call| (backend, call)).chain(by_forced);
     for (backend, (rule, filters)) in calls {
         rounds(1, |rng| {
             let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));

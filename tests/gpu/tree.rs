@@ -1,7 +1,7 @@
 //! A captured step of a draft tree, replayed with other contents.
 
 use crate::Case;
-use crate::graph::Graph;
+use crate::graph::{Graph, Written};
 use crate::runtime::{cuda_session, reserve, session_stream};
 use crate::support::trees::random_parents;
 use crate::support::*;
@@ -11,6 +11,7 @@ use vanward::capi::*;
 pub const CASES: &[Case] = &[
     ("verified_trees_are_compacted_by_a_graph_with_changed_contents", verified_trees_are_compacted_by_a_graph),
     ("sampled_trees_are_verified_by_a_graph_with_changed_seeds", sampled_trees_are_verified_by_a_graph),
+    ("walks_follow_what_the_kernel_ahead_writes", walks_follow_what_the_kernel_ahead_writes),
     ("scratch_of_trees_is_what_a_capture_needs", scratch_of_trees_is_what_a_capture_needs),
 ];
 
@@ -141,6 +142,59 @@ fn sampled_trees_are_verified_by_a_graph(backend: &Backend) {
             assert!(paths.len() > 2, "replays of walk {walk} differ");
         }
     });
+}
+
+/// Trees and the target's tokens change in the kernel just ahead. The results are those of a call for which all was there. By logits and by tokens,
+/// of small trees and of large ones.
+fn walks_follow_what_the_kernel_ahead_writes(backend: &Backend) {
+    for (n, has_logits) in [(NODES, false), (100, false), (NODES, true)] {
+        rounds(1, |rng| {
+            let plain = Layout::default();
+            let ints = |shape: &[usize]| Tensor::ints(backend, I32, &Array::filled(shape, 0), &plain);
+            let given = [ints(&[BATCH, n]), ints(&[BATCH, n]), ints(&[BATCH]), ints(&[BATCH, n])];
+            let [tokens, parents, counts, target] = &given;
+            let rows = Array::from_fn(&[BATCH, n, TOKENS], |at| if at[2] < 4 { rng.unit() } else { 0.0 });
+            let logits = Tensor::floats(backend, F32, &rows, &plain);
+            let ahead: Vec<Written> = given.iter().map(|of| Written::new(backend, of)).collect();
+            let results = [(); 2].map(|_| (ints(&[BATCH]), ints(&[BATCH, n]), ints(&[BATCH])));
+            let walk = |(accepted, path, next_token): &(Tensor, Tensor, Tensor), ahead: &[Written]| {
+                ahead.iter().for_each(Written::enqueue);
+                let args = vwd_verify_tree_args {
+                    tokens: tokens.c(),
+                    parents: parents.c(),
+                    node_counts: counts.c(),
+                    target: if has_logits { absent() } else { target.c() },
+                    logits: if has_logits { logits.c() } else { absent() },
+                    accepted: accepted.c(),
+                    path: path.c(),
+                    next_token: next_token.c(),
+                    ..args()
+                };
+                // SAFETY: the tensors outlive the graph.
+                assert_ok(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+            };
+            // A stream cannot be given scratch while it captures.
+            // SAFETY: the session lives.
+            assert_ok(unsafe { vwd_session_reserve(backend.session(), backend.stream(), 0) });
+            let [replayed, called] = &results;
+            let graph = Graph::capture(backend.stream().cast(), || walk(replayed, &ahead));
+            for step in 0..backend.times(300) {
+                let mut token = || Array::from_fn(&[BATCH, n], |_| rng.int(0..=3)).data;
+                let (tokens, target) = (token(), token());
+                let parents = (0..BATCH).flat_map(|_| random_parents(rng, n)).collect();
+                let counts = (0..BATCH).map(|_| rng.int(0..=n as i64)).collect();
+                for (written, numbers) in ahead.iter().zip([tokens, parents, counts, target]) {
+                    written.set(&numbers);
+                }
+                graph.replay();
+                walk(called, &[]);
+                backend.finish(0);
+                for (a, b) in [(&replayed.0, &called.0), (&replayed.1, &called.1), (&replayed.2, &called.2)] {
+                    assert_eq!(a.read_ints(), b.read_ints(), "step {step} of {n} nodes");
+                }
+            }
+        });
+    }
 }
 
 /// A stream that was given what is told captures the call and gives what the CPU gives; one without it names that many bytes.

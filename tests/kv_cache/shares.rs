@@ -200,6 +200,10 @@ fn shares_of_senseless_arguments_are_refused() {
     refused(&|call| call.slots = std::ptr::null(), &["slots: NULL", "2 numbers"]);
     refused(&|call| call.misses = std::ptr::null(), &["misses: NULL"]);
     refused(&|call| call.shares = std::ptr::null_mut(), &["shares: NULL"]);
+    let at_odds = |call: &mut vwd_kv_cache_share_args| call.slots = call.slots.wrapping_byte_add(1);
+    refused(&at_odds, &["slots: 0x", " is misaligned; expected an array of 2 numbers"]);
+    refused(&|call| call.misses = call.misses.wrapping_byte_add(4), &["misses: 0x", "is misaligned"]);
+    refused(&|call| call.shares = call.shares.wrapping_byte_add(2), &["shares: 0x", "is misaligned"]);
     refused(&|call| call.slots = none.as_ptr(), &["slots[1]: 0", "at least 1"]);
     assert_eq!(std::hint::black_box(shares), [7; 2], "written in spite of an error");
 }

@@ -4,8 +4,10 @@ import gc
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +95,33 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         self.assertEqual(len(lines), 1)
         with self.assertRaisesRegex(vanward.InvalidArgument, "options.variants: "):
             vanward.Session("cpu", variants="predictor=unknown")
+
+    def test_log_lives_as_long_as_what_was_made_with_the_session(self):
+        def made(session, path):
+            sizes = dict(layers=1, kv_heads=1, block_size=16, key_dim=16, value_dim=16, dtype="float32")
+            cache = vanward.KvCache(session, **sizes, max_sequences=1, max_blocks=4, host_blocks=4, slots=4)
+            yield cache
+            yield vanward.Decoder(session, **sizes, max_rows=1, query_heads=1, page_size=16, pages=1)
+            yield vanward.Decoder(session, **sizes, max_rows=1, query_heads=1, cache=cache)
+            yield vanward.Compactor(session, [np.zeros((1, 16), np.float32)])
+            forecast = vanward.Forecast(session, layers=1, input_dim=2, q_heads=1, head_dim=2)
+            forecast.accumulate(layer=0, x=np.ones((1, 2), np.float32), q=np.ones((1, 1, 2), np.float32))
+            forecast.solve()
+            forecast.save(path)
+            yield forecast
+            yield vanward.Forecast.load(session, path)
+
+        with tempfile.TemporaryDirectory() as folder:
+            for n in range(6):
+                log = lambda *line: None  # noqa: E731
+                kept, session = weakref.ref(log), vanward.Session("cpu", log=log)
+                handle = list(made(session, f"{folder}/forecast"))[n]
+                del log, session
+                gc.collect()
+                self.assertIsNotNone(kept(), type(handle))
+                del handle
+                gc.collect()
+                self.assertIsNone(kept())
 
     def test_sessions_that_check_contents_name_the_element(self):
         lens, counts = np.array([3, 4], np.int32), np.zeros(2, np.int32)

@@ -89,6 +89,9 @@ class Buffers(unittest.TestCase):
         self.assertEqual(view(vanward.pinned(vanward.bfloat16(a))).device_type, 3)
         with self.assertRaisesRegex(TypeError, "32-bit elements taken for bfloat16"):
             view(vanward.bfloat16(np.zeros(4, np.int32)))
+        given = view(np.zeros(4, np.uint16))  # as the library describes memory of its own
+        self.assertEqual(facts(view(vanward.bfloat16(given))), (4, 16, [4], [1]))
+        self.assertEqual(facts(given), (1, 16, [4], [1]))
 
     def test_8_bit_floats_are_said(self):
         a = np.zeros((2, 3), np.uint8)

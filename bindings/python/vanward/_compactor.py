@@ -29,7 +29,7 @@ class Compactor:
         )
         handle = c_void_p()
         invoke("compactor_create", session.handle, byref(options), byref(handle))
-        self.handle = handle.value
+        self.handle, self._log = handle.value, session._log
 
     def close(self) -> None:
         """Releases the compactor; again does nothing, and calls after it fail."""

@@ -109,7 +109,7 @@ class Decoder:
             invoke("decoder_create", session.handle, byref(c), byref(handle))
         else:
             invoke("decoder_create_on_cache", session.handle, byref(c), cache.handle, byref(handle))
-        self.handle = handle.value
+        self.handle, self._log = handle.value, session._log
 
     def close(self) -> None:
         """Releases the decoder; again does nothing, and calls after it fail."""

@@ -50,7 +50,7 @@ class Forecast:
         options = arguments(_header.vwd_forecast_options, [], inputs=sizes, outputs={})
         handle = c_void_p()
         invoke("forecast_create", session.handle, byref(options), byref(handle))
-        self.handle = handle.value
+        self.handle, self._log = handle.value, session._log
 
     @classmethod
     def load(cls, session: Session, path: str | os.PathLike[str]) -> Forecast:
@@ -59,7 +59,7 @@ class Forecast:
         forecast.handle = None
         handle = c_void_p()
         invoke("forecast_load", session.handle, path_of("forecast_load", path), byref(handle))
-        forecast.handle = handle.value
+        forecast.handle, forecast._log = handle.value, session._log
         return forecast
 
     def close(self) -> None:

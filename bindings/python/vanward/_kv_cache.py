@@ -163,7 +163,7 @@ class KvCache:
     def __init__(self, session: Session, **options: Any):
         handle = c_void_p()
         invoke("kv_cache_create", session.handle, byref(_options(**options)), byref(handle))
-        self.handle = handle.value
+        self.handle, self._log = handle.value, session._log
 
     @staticmethod
     def capacity(**options: Any) -> KvCacheSizes:

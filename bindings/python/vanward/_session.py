@@ -121,6 +121,8 @@ class Session:
     """What calls run on. Close it, or use it as a context manager, when the device has passed its last call."""
 
     handle: int | None = None  # where a constructor fails, close() finds nothing to release
+    # What the library calls to log, in calls of the session and of all that is made with it, which keeps it, too.
+    _log: Any = None
 
     def __init__(
         self,
@@ -155,7 +157,6 @@ class Session:
         )
         options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
         if log is not None:
-            # Kept as long as the session, which calls it.
             self._log = _LOG(lambda _, level, text: log(LogLevel(level), text.decode("utf-8")))
             options.log = ctypes.cast(self._log, c_void_p)
         if variants is not None:

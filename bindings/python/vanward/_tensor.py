@@ -221,7 +221,8 @@ def view(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     if isinstance(array, vwd_tensor):  # memory of the library's own
         return array, array
     if isinstance(array, View):
-        tensor, keep = view(array.array, writable)
+        given, keep = view(array.array, writable)
+        tensor = vwd_tensor.from_buffer_copy(given)  # what the library gave stays as it is
         if array.device_type is not None:
             tensor.device_type = array.device_type
         if array.dtype is not None:

@@ -1,6 +1,7 @@
 // The decision which steps are captured and replayed, and CUDA graphs on the emulated GPU: `llama-graphs decisions|captures`.
 
 #include "capture.h"
+#include "check.h"
 #include "cuda.h"
 #include "step.h"
 
@@ -15,14 +16,6 @@
 using namespace vanward;
 
 namespace {
-
-#define CHECK(what)                                                                                                            \
-    do {                                                                                                                       \
-        if (!(what)) {                                                                                                         \
-            printf("line %d: not so: %s\n", __LINE__, #what);                                                                  \
-            exit(1);                                                                                                           \
-        }                                                                                                                      \
-    } while (0)
 
 // --- decisions ------------------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 // Writes into a cache's buffer from outside of graphs: each of a buffer's functions does what it did, and the summaries of what it wrote are forgotten.
 
 #include "cache.h"
+#include "check.h"
 #include "counters.h"
 #include "ggml-backend-impl.h"
 #include "watch.h"
@@ -12,14 +13,6 @@
 using namespace vanward;
 
 namespace {
-
-#define CHECK(what)                                                                                                            \
-    do {                                                                                                                       \
-        if (!(what)) {                                                                                                         \
-            printf("line %d: not so: %s\n", __LINE__, #what);                                                                  \
-            exit(1);                                                                                                           \
-        }                                                                                                                      \
-    } while (0)
 
 constexpr int64_t CHANNELS = 32, CELLS = 128, STREAMS = 2, ROW = CHANNELS * 2;
 

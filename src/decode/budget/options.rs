@@ -5,7 +5,8 @@ use super::table::{Grid, MOST_DRAFT};
 use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, VWD_SELECT_AXIS, VWD_SELECT_MINMAX, vwd_budget_options};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::ops::views::{key_dims, key_dtype, require_counts};
+use crate::decode::predictor::Ratio;
+use crate::ops::views::{check_blocks, check_heads, key_dims, key_dtype, require_counts};
 use crate::runtime::require_no_flags;
 
 /// What a profile is of.
@@ -63,9 +64,9 @@ impl Shape {
         self.page_size.max(self.block_size)
     }
 
-    /// The number of guesses of a ratio, ⌈r·k⌉.
+    /// The number of guesses of a ratio of the grid, ⌈r·k⌉, as a decoder makes them.
     pub fn guesses(&self, ratio: f32) -> usize {
-        (ratio as f64 * self.k as f64).ceil() as usize
+        Ratio::from_c(ratio).map_or(self.k, |ratio| ratio.of(self.k))
     }
 }
 
@@ -116,14 +117,8 @@ fn shape(c: &vwd_budget_options) -> Result<Shape> {
             return Err(Error::argument(name, n, format!("at most {MOST}")));
         }
     }
-    if !c.query_heads.is_multiple_of(c.kv_heads) {
-        let expected = format!("a multiple of the {} KV heads", c.kv_heads);
-        return Err(Error::argument("options.query_heads", c.query_heads, expected));
-    }
-    if !c.page_size.is_multiple_of(c.block_size) && !c.block_size.is_multiple_of(c.page_size) {
-        let expected = format!("a divisor or a multiple of the page size {}", c.page_size);
-        return Err(Error::argument("options.block_size", c.block_size, expected));
-    }
+    check_heads([c.query_heads, c.kv_heads])?;
+    check_blocks(c.block_size, c.page_size)?;
     if !matches!(c.method, VWD_SELECT_MINMAX | VWD_SELECT_AXIS) {
         let expected = "VWD_SELECT_MINMAX (1) or VWD_SELECT_AXIS (5)";
         return Err(Error::argument("options.method", c.method, expected));
@@ -197,4 +192,31 @@ fn grid(c: &vwd_budget_options) -> Result<Grid> {
 fn axis(name: &str, values: &[f32], default: &[f32]) -> Result<Vec<f32>> {
     let given = ascending(name, values, 1.0)?;
     Ok(if given.is_empty() { default.to_vec() } else { given.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::versioned::zeroed;
+
+    #[test]
+    fn guesses_are_as_many_as_a_decoder_makes() {
+        let (heads, dims, dtype) = ([2, 1], [16; 2], DType::F32);
+        let c = vwd_budget_options {
+            query_heads: heads[0],
+            kv_heads: heads[1],
+            key_dim: dims[0],
+            value_dim: dims[1],
+            dtype_code: dtype.code.into(),
+            dtype_bits: dtype.bits.into(),
+            page_size: 16,
+            block_size: 16,
+            method: VWD_SELECT_MINMAX,
+            k: 10,
+            ..zeroed()
+        };
+        let shape = Options::from_c(&c).expect("valid options").shape;
+        // In float32 1.1 is a little above, and 1.25 and 16 are what they are.
+        assert_eq!([1.0, 1.1, 1.25, 16.0].map(|ratio| shape.guesses(ratio)), [10, 11, 13, 160]);
+    }
 }

@@ -16,7 +16,7 @@ use crate::abi::{
 };
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Tensor, given};
+use crate::core::tensor::{ANY, Device, Tensor, given};
 use crate::core::versioned::zeroed;
 use crate::decode::forecast::{Forecast, ProjectRequest};
 use crate::runtime::{On, require_no_flags};
@@ -180,11 +180,23 @@ impl Decoder {
                 Ok(Source::Given(q))
             }
             (Some(forecast), None) => {
+                let [found, expected] = [forecast.device(), self.session.device()];
+                if found != expected {
+                    let found = format!("of a session on {}", place(found));
+                    return Err(Error::argument("forecast", found, format!("one of a session on {}", place(expected))));
+                }
                 let [number, width] = forecast.heads();
                 let found = format!("{number} heads of {width}");
                 heads("forecast", if width == dim { number } else { 0 }, found)?;
                 if c.map as usize >= forecast.layers() {
                     return Err(Error::argument("map", c.map, format!("0 to {}", forecast.layers() - 1)));
+                }
+                if !forecast.is_solved(c.map as usize) {
+                    return Err(Error::argument(
+                        "map",
+                        format!("{} has no map", c.map),
+                        "one that is solved or loaded",
+                    ));
                 }
                 checks.input("x", &c.x, DType::FLOATS, &[batch, ("input_dim", ANY)])?;
                 Ok(Source::Forecast(forecast))
@@ -216,6 +228,14 @@ impl Decoder {
     /// The branch's use for projections, after those for layers.
     fn projection_use(&self) -> usize {
         self.options.layers.len()
+    }
+}
+
+/// A device, for a message.
+fn place(device: Device) -> String {
+    match device {
+        Device::Cpu => "the CPU".into(),
+        Device::Cuda(ordinal) => format!("CUDA device {ordinal}"),
     }
 }
 

@@ -6,13 +6,14 @@ use crate::abi::{
     vwd_decoder_options, vwd_decoder_policy, vwd_holt, vwd_tensor,
 };
 use crate::core::allocate::collected;
+use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
 use crate::kv;
 use crate::ops::remainder;
-use crate::ops::views::{key_dims, key_dtype, require_counts, scale_or_default};
+use crate::ops::views::{check_blocks, check_heads, key_dims, key_dtype, require_counts, scale_or_default};
 use crate::runtime::require_no_flags;
 
 /// The last blocks of a sequence on a tiered cache, which dense rows read from slots: host memory may not have them yet. A step's tokens lie in
@@ -170,6 +171,8 @@ impl Options {
         ])?;
         let (dims, scale) = heads_and_blocks(c)?;
         check_numbers(c, cache.is_some())?;
+        // Before the policies of so many layers are made.
+        small("options.layers", &[("rows", c.max_rows as usize), ("layers", c.layers as usize)])?;
         // SAFETY: the caller vouches for the array.
         let layers = unsafe { policies(c, cache.is_some())? };
         let dtype = key_dtype(c.dtype_code, c.dtype_bits)?;
@@ -219,22 +222,19 @@ impl Options {
 
     /// Checks that numbers of rows, heads and list entries fit in 32 bits, with room for their kernels' launches.
     fn check_sizes(&self) -> Result<()> {
-        const MOST: usize = 1 << 28;
-        let product = |factors: &[usize]| factors.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
-        let small = |name, factors: &[usize]| match product(factors) {
-            Some(n) if n <= MOST => Ok(()),
-            _ => Err(Error::argument(name, format!("{factors:?} together"), format!("at most {MOST}"))),
-        };
-        small("options.max_positions", &[self.max_rows, self.max_positions, self.query_heads])?;
-        small("options.max_rows", &[self.max_rows, self.layers.len()])?;
-        small("options.policy.k", &[self.max_rows, self.kv_heads, self.capacity()])?;
-        small("options.policy.ratio", &[self.max_rows, self.kv_heads, self.predicted_capacity()])?;
-        small("options.max_sequences", &[self.max_sequences])?;
+        let [rows, heads] = [("rows", self.max_rows), ("KV heads", self.kv_heads)];
+        let positions = ("positions", self.max_positions);
+        small("options.max_positions", &[rows, positions, ("query heads", self.query_heads)])?;
+        small("options.policy.k", &[rows, heads, ("blocks of a list", self.capacity())])?;
+        small("options.policy.ratio", &[rows, heads, ("blocks of a list made ahead", self.predicted_capacity())])?;
+        let sequences = ("sequences", self.max_sequences);
+        small("options.max_sequences", &[sequences])?;
         if self.layers.iter().any(|policy| policy.strategy.remembers()) {
-            small("options.max_tokens", &[self.max_rows, self.kv_heads, self.max_blocks])?;
-            small("options.max_tokens", &[self.max_sequences, self.kv_heads, self.max_blocks])?;
+            let blocks = ("blocks of a sequence", self.max_blocks);
+            small("options.max_tokens", &[rows, heads, blocks])?;
+            small("options.max_tokens", &[sequences, heads, blocks])?;
         }
-        small("options.pages", &[self.pages])
+        small("options.pages", &[("pages", self.pages)])
     }
 
     /// The most entries that a resolve of a step names.
@@ -332,17 +332,22 @@ impl Options {
     }
 }
 
+/// Checks that numbers of things, multiplied, are at most 2^28.
+fn small(name: &str, factors: &[(&str, usize)]) -> Result<()> {
+    const MOST: usize = 1 << 28;
+    if factors.iter().try_fold(1usize, |product, (_, n)| product.checked_mul(*n)).is_some_and(|n| n <= MOST) {
+        return Ok(());
+    }
+    let found: Vec<String> = factors.iter().map(|(what, n)| format!("{n} {what}")).collect();
+    let together = if factors.len() > 1 { ", multiplied" } else { "" };
+    Err(Error::argument(name, found.join(" · "), format!("at most {MOST}{together}")))
+}
+
 /// D and Dv, and the factor on q·k, of options whose heads and blocks go together.
 fn heads_and_blocks(c: &vwd_decoder_options) -> Result<([usize; 2], f32)> {
     let dims = key_dims(c.key_dim, c.value_dim)?;
-    if !c.query_heads.is_multiple_of(c.kv_heads) {
-        let expected = format!("a multiple of the {} KV heads", c.kv_heads);
-        return Err(Error::argument("options.query_heads", c.query_heads, expected));
-    }
-    if !c.page_size.is_multiple_of(c.block_size) && !c.block_size.is_multiple_of(c.page_size) {
-        let expected = format!("a divisor or a multiple of the page size {}", c.page_size);
-        return Err(Error::argument("options.block_size", c.block_size, expected));
-    }
+    check_heads([c.query_heads, c.kv_heads])?;
+    check_blocks(c.block_size, c.page_size)?;
     if c.scale == 0.0 && c.key_dim != c.value_dim {
         let expected = format!("the scale of q·k, since D={} and Dv={} differ", c.key_dim, c.value_dim);
         return Err(Error::argument("options.scale", c.scale, expected));
@@ -463,11 +468,8 @@ unsafe fn policies(c: &vwd_decoder_options, on_cache: bool) -> Result<Vec<Policy
         let expected = format!("0, or the {layers} layers");
         return Err(Error::argument("options.policy_count", c.policy_count, expected));
     }
-    if c.policies.is_null() {
-        return Err(Error::argument("options.policies", "NULL", format!("{layers} policies")));
-    }
-    // SAFETY: not NULL; the caller says how many there are.
-    let given = unsafe { std::slice::from_raw_parts(c.policies, layers) };
+    // SAFETY: the caller says how many there are.
+    let given = unsafe { array("options.policies", c.policies, layers, "policies")? };
     let checked: Result<Vec<Policy>> =
         given.iter().enumerate().map(|(n, policy)| from_c(&format!("options.policies[{n}]"), policy)).collect();
     checked

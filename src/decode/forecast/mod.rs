@@ -223,6 +223,16 @@ impl Forecast {
         self.shape.layers
     }
 
+    /// Where the forecast projects.
+    pub fn device(&self) -> Device {
+        self.session.device()
+    }
+
+    /// Whether a map below [`Forecast::layers`] is solved or loaded.
+    pub fn is_solved(&self, map: usize) -> bool {
+        self.maps.read()[map].is_some()
+    }
+
     /// The number of heads that are forecast, and their channels.
     pub fn heads(&self) -> [usize; 2] {
         [self.shape.q_heads, self.shape.head_dim]

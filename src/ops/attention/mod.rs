@@ -16,6 +16,7 @@ use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_block_list,
     vwd_merge_states_args, vwd_paged_kv, vwd_stream, vwd_tensor,
 };
+use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -577,11 +578,8 @@ impl<'a> MergeRequest<'a> {
         if !(1..=MOST_INPUTS).contains(&count) {
             return Err(Error::argument("input_count", count, format!("1 to {MOST_INPUTS}")));
         }
-        if c.inputs.is_null() || !c.inputs.is_aligned() {
-            return Err(Error::argument("inputs", format!("{:p}", c.inputs), format!("an array of {count} states")));
-        }
-        // SAFETY: not NULL; the caller states its length.
-        let given = unsafe { std::slice::from_raw_parts(c.inputs, count) };
+        // SAFETY: the caller states its length.
+        let given = unsafe { array("inputs", c.inputs, count, "states")? };
         let extents = extents_of(checks, &given[0].acc)?;
         let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (DType::FLOATS, false), &extents)?;
         if outputs.tensors().iter().all(Option::is_none) {

@@ -13,6 +13,7 @@ pub(super) use cuda::Kernels;
 use super::contents::{self, Rule};
 use crate::abi::{vwd_compact_args, vwd_compactor_options, vwd_stream, vwd_tensor};
 use crate::core::allocate::collected;
+use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -61,12 +62,8 @@ impl Compactor {
         if !(1..=MOST_CACHES).contains(&count) {
             return Err(Error::argument("options.cache_count", count, format!("1 to {MOST_CACHES}")));
         }
-        if c.caches.is_null() || !c.caches.is_aligned() {
-            let expected = format!("an array of {count} tensors");
-            return Err(Error::argument("options.caches", format!("{:p}", c.caches), expected));
-        }
-        // SAFETY: not NULL; the caller states the length.
-        let given = unsafe { std::slice::from_raw_parts(c.caches, count) };
+        // SAFETY: the caller states the length.
+        let given = unsafe { array("options.caches", c.caches, count, "tensors")? };
         let caches = collected(given.iter().copied(), "the descriptions of caches")?;
         let (checks, mut bytes, mut first) = (session.checks(), Vec::new(), None);
         for (n, cache) in caches.iter().enumerate() {

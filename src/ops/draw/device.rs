@@ -8,7 +8,7 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
-use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, Parts};
+use crate::runtime::cuda::{Enqueue, Facts, Grid, Kernel, Kind, Parts};
 
 kernel_struct! {
     /// Mirrors SamplingParams of kernels/common/sampling.cuh.
@@ -51,11 +51,16 @@ kernel_constants! {
     /// Shared memory of a CTA that streams segments, and its warps.
     pub const STREAM_BYTES: u32 = 192 << 10;
     pub const STREAM_WARPS: u32 = 12;
-    /// CTAs of the largest cluster that takes a row, if the device can form it, and segments that each of them has at most.
+    /// CTAs of the largest cluster that takes a row, if the device can form it, segments that each of them has at most, and segments of a row.
     const MOST_ROW_CTAS: u32 = 16;
-    const MOST_CTA_SEGMENTS: usize = 4;
+    const MOST_CTA_SEGMENTS: usize = 8;
+    const MOST_ROW_SEGMENTS: usize = 64;
 }
 
+/// Shared memory that a CTA of a cluster declares. Segments lie behind it.
+const CLUSTER_SHARED: u32 = 10880;
+/// Shared memory behind the segments where rows have filters: a CTA of fewer segments than [`MOST_CTA_SEGMENTS`] searches for their bounds in it.
+const SEARCH_BYTES: u32 = 16384;
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
 pub const THREADS: u32 = 256;
 const SEGMENT_THREADS: u32 = 256;
@@ -65,11 +70,11 @@ const CTAS_AT_ONCE: usize = 4;
 const MOST_SEGMENTS_A_CTA: usize = 4;
 /// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs of four multiprocessors for each,
 /// where a number has 16 bits and where it has 32. With more of them it pays to stream segments, or to record them in a launch of their own.
-const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_CTA_SEGMENTS];
+const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_ROW_SEGMENTS / MOST_ROW_CTAS as usize];
 const CLUSTER_CTAS_16: [usize; 2] = [16, 12];
 const CLUSTER_CTAS_32: [usize; 2] = [4, 8];
-/// The same where rows have filters, and top-k is one of them.
-const TOP_K_CTAS_16: [usize; 2] = [8, 11];
+/// The same where rows have filters, and top-k is one of them. From the last of these on, half clusters take rows of 16 bits while all of them run at once.
+const TOP_K_CTAS_16: [usize; 2] = [8, 9];
 const TOP_K_CTAS_32: [usize; 2] = [8, 8];
 /// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound in a fraction of the time.
 const FILTERED_CTAS: [usize; 2] = [8, 20];
@@ -99,18 +104,55 @@ pub fn streamed_at_once(target: &Tensor, s: &Sampling) -> Option<usize> {
     rows.all(|t| has_aligned_rows(&t, 16)).then_some(if has_wide { 1 } else { 2 })
 }
 
-/// Shared memory of a CTA that has so many segments at once, of numbers of so many bytes.
-pub fn stage_bytes(segments: usize, number_bytes: usize) -> u32 {
+/// Shared memory of so many segments, of numbers of so many bytes.
+fn stage_bytes(segments: usize, number_bytes: usize) -> u32 {
     (segments * SEGMENT * number_bytes) as u32
 }
 
-/// The largest cluster, of up to [`MOST_ROW_CTAS`] CTAs, in which the kernel can take a row. The context is current.
-pub fn largest_cluster(kernel: &Kernel) -> Result<usize> {
-    let most = stage_bytes(MOST_CTA_SEGMENTS, size_of::<f32>());
-    kernel.allow_shared(most)?;
-    kernel.allow_large_clusters()?;
-    let can_form = |ctas: &u32| kernel.sharing(most).active_clusters(*ctas, THREADS) > 0;
-    Ok((1..=MOST_ROW_CTAS).rev().find(can_form).unwrap_or(0) as usize)
+/// A kernel whose clusters take a row each.
+pub struct ClusterKernel {
+    kernel: Kernel,
+    /// It is for rows with filters.
+    filters: bool,
+    /// CTAs of the largest cluster, up to [`MOST_ROW_CTAS`], that has up to four segments a CTA.
+    pub largest: usize,
+    half_16: HalfClusters,
+    half_32: HalfClusters,
+}
+
+/// Half clusters of n + 1 CTAs that run at once: each CTA has [`MOST_CTA_SEGMENTS`] segments.
+pub type HalfClusters = [usize; MOST_ROW_SEGMENTS / MOST_CTA_SEGMENTS];
+
+impl ClusterKernel {
+    /// The context is current.
+    pub fn new(kernel: Kernel, filters: bool, facts: &Facts) -> Result<ClusterKernel> {
+        let most = stage_bytes(MOST_CTA_SEGMENTS, size_of::<f32>());
+        kernel.allow_shared(most.min(facts.shared_bytes - CLUSTER_SHARED))?;
+        kernel.allow_large_clusters()?;
+        // Three CTAs take all the shared memory of a multiprocessor: with less of it, fewer of them would run at once.
+        kernel.prefer_shared()?;
+        let mut made =
+            ClusterKernel { kernel, filters, largest: 0, half_16: Default::default(), half_32: Default::default() };
+        let at_once =
+            |ctas, segments, number_bytes| made.sharing(segments, number_bytes).active_clusters(ctas, THREADS) as usize;
+        let can_form = |ctas: &u32| at_once(*ctas, CLUSTER_SEGMENTS[1], size_of::<f32>()) > 0;
+        let largest = (1..=MOST_ROW_CTAS).rev().find(can_form).unwrap_or(0) as usize;
+        let half = |number_bytes| std::array::from_fn(|n| at_once(n as u32 + 1, MOST_CTA_SEGMENTS, number_bytes));
+        let (half_16, half_32) = (half(size_of::<u16>()), half(size_of::<f32>()));
+        (made.largest, made.half_16, made.half_32) = (largest, half_16, half_32);
+        Ok(made)
+    }
+
+    /// The kernel where a CTA has so many segments of numbers of so many bytes.
+    pub fn sharing(&self, segments: usize, number_bytes: usize) -> Kernel {
+        let searches = self.filters && segments < MOST_CTA_SEGMENTS;
+        self.kernel.sharing(stage_bytes(segments, number_bytes) + if searches { SEARCH_BYTES } else { 0 })
+    }
+
+    /// Of numbers of so many bytes.
+    pub fn half_clusters(&self, number_bytes: usize) -> &HalfClusters {
+        if number_bytes == 2 { &self.half_16 } else { &self.half_32 }
+    }
 }
 
 /// How a call is cut into launches.
@@ -362,6 +404,15 @@ impl Cut {
         if first.are_few { Some(first) } else { Some(fitting.next().unwrap_or(first)) }
     }
 
+    /// How half clusters take rows, of which so many run at once; `None` where rows are too long, or the device has no such clusters.
+    pub fn half_clusters(&self, at_once: &HalfClusters) -> Option<RowClusters> {
+        let rows = self.batch.min(self.requests) * self.per_request;
+        let ctas = self.per_row.div_ceil(MOST_CTA_SEGMENTS);
+        let at_once = *at_once.get(ctas - 1).filter(|at_once| **at_once > 0)?;
+        let are_few = self.options.filters == Filters::TopK && rows <= at_once;
+        Some(RowClusters { ctas, segments: MOST_CTA_SEGMENTS, are_few })
+    }
+
     /// Makes the parameters those of the launch that begins with a request; returns how many requests it has.
     fn begin_launch(&self, sampling: &mut SamplingParams, first: usize) -> usize {
         let requests = self.requests.min(self.batch - first);
@@ -473,8 +524,8 @@ mod tests {
         };
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 2].map(|batch| of(Filters::TopK, batch, 2)), [expected(16, 2, true); 2]);
-        assert_eq!([3, 7].map(|batch| of(Filters::TopK, batch, 2)), [expected(8, 4, true); 2]);
-        assert_eq!(of(Filters::TopK, 8, 2), expected(8, 4, false));
+        assert_eq!([3, 6].map(|batch| of(Filters::TopK, batch, 2)), [expected(8, 4, true); 2]);
+        assert_eq!(of(Filters::TopK, 7, 2), expected(8, 4, false));
         assert_eq!(of(Filters::TopK, 2, 4), expected(16, 2, true));
         assert_eq!([3, 5].map(|batch| of(Filters::TopK, batch, 4)), [expected(8, 4, true); 2]);
         assert_eq!(of(Filters::TopK, 6, 4), expected(8, 4, false));
@@ -482,6 +533,26 @@ mod tests {
             assert_eq!([3, 13].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
             assert_eq!(of(Filters::ByProbability, 14, bytes), expected(8, 4, false));
         }
+    }
+
+    #[test]
+    fn half_clusters_take_rows_with_top_k_while_all_run_at_once() {
+        let at_once = [396, 198, 132, 98, 78, 64, 52, 48];
+        let of = |filters, batch, tokens| {
+            let options = Options { filters, leaves: Leaves::default() };
+            Cut::new(batch, 6, tokens, options).half_clusters(&at_once)
+        };
+        let expected = |ctas, are_few| Some(RowClusters { ctas, segments: 8, are_few });
+        assert_eq!([1, 7, 16].map(|batch| of(Filters::TopK, batch, 128_256)), [expected(4, true); 3]);
+        assert_eq!(of(Filters::TopK, 17, 128_256), expected(4, false));
+        assert_eq!([13, 14].map(|batch| of(Filters::TopK, batch, 151_936)), [expected(5, true), expected(5, false)]);
+        assert_eq!([8, 9].map(|batch| of(Filters::TopK, batch, 262_144)), [expected(8, true), expected(8, false)]);
+        assert_eq!(of(Filters::TopK, 1, 262_145), None);
+        for filters in [Filters::None, Filters::ByProbability] {
+            assert_eq!(of(filters, 1, 5), expected(1, false));
+        }
+        let top_k = Options { filters: Filters::TopK, leaves: Leaves::default() };
+        assert_eq!(Cut::new(1, 6, 128_256, top_k).half_clusters(&[396, 198, 132, 0, 0, 0, 0, 0]), None);
     }
 
     #[test]

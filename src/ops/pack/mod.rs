@@ -10,6 +10,7 @@ pub(super) use cuda::Kernels;
 use super::contents::{self, Rule};
 use super::verify;
 use crate::abi::{vwd_pack_args, vwd_stream, vwd_tensor, vwd_verify_pack_args};
+use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::overlap::{self, Hull};
 use crate::core::status::{Error, Result};
@@ -67,14 +68,10 @@ impl<'a> Pairs<'a> {
         if count == 0 || count as usize > MOST_TENSORS {
             return Err(Error::argument("tensor_count", count, format!("1 to {MOST_TENSORS}")));
         }
-        for (name, array) in [("rows", rows), ("packed", packed)] {
-            if array.is_null() || !array.is_aligned() {
-                return Err(Error::argument(name, format!("{array:p}"), format!("an array of {count} tensors")));
-            }
-        }
-        // SAFETY: neither is NULL; the caller states their length.
+        // SAFETY: the caller states their length.
         let (rows, packed) = unsafe {
-            (std::slice::from_raw_parts(rows, count as usize), std::slice::from_raw_parts(packed, count as usize))
+            let count = count as usize;
+            (array("rows", rows, count, "tensors")?, array("packed", packed, count, "tensors")?)
         };
         Ok(Pairs { rows, packed, fresh: [0; MOST_TENSORS / 64], row_bytes: 0 })
     }

@@ -14,6 +14,7 @@ use super::contents::{self, Number, Rule};
 use super::int4::Int4Kv;
 use super::views::{Heads, PagedKv};
 use crate::abi::{vwd_int4_kv, vwd_kv_quantize_args, vwd_kv_weights_args, vwd_paged_kv, vwd_stream, vwd_tensor};
+use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -92,12 +93,8 @@ impl Request<'_> {
         if !(1..=MOST_LAYERS).contains(&count) {
             return Err(Error::argument("layer_count", count, format!("1 to {MOST_LAYERS}")));
         }
-        if c.layers.is_null() || !c.layers.is_aligned() {
-            let expected = format!("an array of {count} pointers");
-            return Err(Error::argument("layers", format!("{:p}", c.layers), expected));
-        }
-        // SAFETY: not NULL; the caller states the length.
-        let layers = unsafe { std::slice::from_raw_parts(c.layers, count) };
+        // SAFETY: the caller states the length.
+        let layers = unsafe { array("layers", c.layers, count, "pointers")? };
         let mut rooms = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: says the caller.
         let kv = in_layer(0, unsafe { versioned(layers[0], "kv", &mut rooms.0) })?;

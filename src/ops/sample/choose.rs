@@ -8,6 +8,8 @@ variants! {
     pub enum Variant: "sample" {
         /// One launch, in which a cluster of CTAs has a row in its shared memory.
         Cluster = "cluster",
+        /// The same by clusters of half as many CTAs, each of which has twice as much of the row: more of them run at once.
+        HalfCluster = "half_cluster",
         /// Warps that copy ahead, on a CTA of each multiprocessor, go through the segments of all rows.
         Streamed = "streamed",
         /// CTAs of each row, all of whose warps take a segment together.
@@ -24,6 +26,7 @@ pub struct Shape {
     pub streamed_at_once: Option<usize>,
     /// How clusters take the rows, if these ask for nothing else and the device can form them.
     pub clusters: Option<RowClusters>,
+    pub half_clusters: Option<RowClusters>,
     pub multiprocessors: u32,
 }
 
@@ -32,15 +35,17 @@ const STREAMED_SEGMENTS: usize = STREAM_WARPS as usize;
 const STREAMED_SEGMENTS_32: usize = 5 * STREAM_WARPS as usize / 2;
 
 pub fn fit(variant: Variant, s: Shape) -> Fit {
+    let by_clusters = |clusters: Option<RowClusters>| match clusters {
+        Some(clusters) if clusters.are_few => Fit::Takes,
+        Some(_) => Fit::Slower,
+        None => Fit::Cannot(
+            "rows are not of logits, have log-probabilities or draft rows, are tried by rejection, do not lie side by side \
+             from 16 bytes on or are too long, or the device has no such clusters",
+        ),
+    };
     match variant {
-        Variant::Cluster => match s.clusters {
-            Some(clusters) if clusters.are_few => Fit::Takes,
-            Some(_) => Fit::Slower,
-            None => Fit::Cannot(
-                "rows are not of logits, have log-probabilities or draft rows, are tried by rejection, do not lie side by side \
-                 from 16 bytes on or are too long, or the device has no clusters",
-            ),
-        },
+        Variant::Cluster => by_clusters(s.clusters),
+        Variant::HalfCluster => by_clusters(s.half_clusters),
         Variant::Streamed => match s.streamed_at_once {
             Some(at_once) if s.segments >= least_streamed(s, at_once) * s.multiprocessors as usize => Fit::Takes,
             Some(_) => Fit::Slower,
@@ -68,7 +73,7 @@ mod tests {
     #[test]
     fn many_segments_are_streamed_where_bulk_copies_bring_them() {
         let chosen = |segments, streamed_at_once| {
-            let shape = Shape { segments, streamed_at_once, clusters: None, multiprocessors: 132 };
+            let shape = Shape { segments, streamed_at_once, clusters: None, half_clusters: None, multiprocessors: 132 };
             choose(None, |variant| fit(variant, shape)).unwrap()
         };
         let rows = |rows: usize| rows * 32;
@@ -82,13 +87,27 @@ mod tests {
     fn clusters_take_few_rows_and_rows_of_16_bits_are_streamed_from_there_on() {
         let chosen = |segments, are_few, streamed_at_once| {
             let clusters = Some(RowClusters { ctas: 10, segments: 4, are_few });
-            let shape = Shape { segments, streamed_at_once, clusters, multiprocessors: 132 };
+            let shape = Shape { segments, streamed_at_once, clusters, half_clusters: None, multiprocessors: 132 };
             choose(None, |variant| fit(variant, shape)).unwrap()
         };
         // 39 and 40 rows of 38 segments.
         assert_eq!([None, Some(1), Some(2)].map(|at_once| chosen(1482, true, at_once)), [Variant::Cluster; 3]);
         let many = [None, Some(1), Some(2)].map(|at_once| chosen(1520, false, at_once));
         assert_eq!(many, [Variant::Loaded, Variant::Loaded, Variant::Streamed]);
+    }
+
+    #[test]
+    fn half_clusters_take_rows_that_are_few_for_them_alone() {
+        let chosen = |few, half_few| {
+            let of = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
+            let (clusters, half_clusters) = (of(8, 4, few), of(4, 8, half_few));
+            let shape =
+                Shape { segments: 1536, streamed_at_once: Some(2), clusters, half_clusters, multiprocessors: 132 };
+            choose(None, |variant| fit(variant, shape)).unwrap()
+        };
+        assert_eq!([true, false].map(|half_few| chosen(true, half_few)), [Variant::Cluster; 2]);
+        assert_eq!(chosen(false, true), Variant::HalfCluster);
+        assert_eq!(chosen(false, false), Variant::Streamed);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::{Acceptance, Request};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::draw::device::{
-    self, Cut, Last, Launched, Leaves, STREAM_BYTES, SamplingParams, Segments, reads_weights, wide,
+    self, ClusterKernel, Cut, Last, Launched, Leaves, STREAM_BYTES, SamplingParams, Segments, reads_weights, wide,
 };
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::variants::{self, VariantList};
@@ -13,8 +13,8 @@ use crate::runtime::cuda::views::{NO_DIM, View, has_aligned_rows};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
 
 pub struct Kernels {
-    /// Do all in one launch, without filters and with them, and the CTAs of their largest cluster.
-    cluster: Option<([Kernel; 2], usize)>,
+    /// Do all in one launch, without filters and with them.
+    cluster: Option<[ClusterKernel; 2]>,
     segments: Kernel,
     /// Takes weights, and sums for log-probabilities.
     segments_any: Kernel,
@@ -63,12 +63,10 @@ impl cuda::Kernels for Kernels {
         };
         let cluster = match modules.has("sample/cluster") {
             true => {
-                let kernels = [
-                    modules.kernel("sample/cluster", "sample_cluster")?,
-                    modules.kernel("sample/cluster_filtered", "sample_cluster_filtered")?,
-                ];
-                let [plain, filtered] = [device::largest_cluster(&kernels[0])?, device::largest_cluster(&kernels[1])?];
-                Some((kernels, plain.min(filtered)))
+                let plain = modules.kernel("sample/cluster", "sample_cluster")?;
+                let filtered = modules.kernel("sample/cluster_filtered", "sample_cluster_filtered")?;
+                let facts = modules.facts();
+                Some([ClusterKernel::new(plain, false, facts)?, ClusterKernel::new(filtered, true, facts)?])
             }
             false => None,
         };
@@ -155,19 +153,23 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let stream = kernels.streamed.as_ref().zip(device::streamed_at_once(&r.target, &r.sampling));
     let cluster = kernels.cluster.as_ref().filter(|_| is_plain && has_aligned_rows(&r.target, 16));
     let number_bytes = r.target.dtype.bytes();
-    let cluster = cluster.and_then(|(of_clusters, largest)| {
-        Some((of_clusters[cut.has_filters() as usize], cut.clusters(*largest, number_bytes, multiprocessors)?))
-    });
+    let cluster = cluster.map(|of_clusters| &of_clusters[cut.has_filters() as usize]);
     let shape = Shape {
         segments: cut.segments(),
         streamed_at_once: stream.map(|(_, at_once)| at_once),
-        clusters: cluster.map(|(_, clusters)| clusters),
+        clusters: cluster.and_then(|c| cut.clusters(c.largest, number_bytes, multiprocessors)),
+        half_clusters: cluster.and_then(|c| cut.half_clusters(c.half_clusters(number_bytes))),
         multiprocessors,
     };
     let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, shape))?;
     enqueue.ran(variant);
-    if let (Variant::Cluster, Some((kernel, clusters))) = (variant, cluster) {
-        let kernel = kernel.sharing(device::stage_bytes(clusters.segments, number_bytes));
+    let clusters = match variant {
+        Variant::Cluster => shape.clusters,
+        Variant::HalfCluster => shape.half_clusters,
+        Variant::Streamed | Variant::Loaded => None,
+    };
+    if let Some((of_clusters, clusters)) = cluster.zip(clusters) {
+        let kernel = of_clusters.sharing(clusters.segments, number_bytes);
         // SAFETY: as below.
         return unsafe { cut.launch_clusters(enqueue, &kernel, clusters, &mut params, |params| &mut params.sampling) };
     }

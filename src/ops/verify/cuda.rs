@@ -218,20 +218,31 @@ impl<Stride> Params<Stride> {
     }
 }
 
+/// Enqueues the call alone: it may start while the kernel before it runs, of whatever call that is.
 pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    launch(enqueue, r, enqueue.dependent_kind())
+}
+
+/// Enqueues the call ahead of a kernel that starts early and reads what was ready when this one began: it begins when all before it has ended.
+pub fn run_before(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    launch(enqueue, r, Kind::Plain)
+}
+
+fn launch(enqueue: &Enqueue, r: &Request, kind: Kind) -> Result<()> {
     if r.batch() == 0 {
         return Ok(());
     }
     check_sizes(r)?;
     let kernels: &Kernels = enqueue.kernels();
-    let grid = |ctas, threads| Grid { ctas, threads, kind: Kind::Plain };
+    let grid = |ctas, threads| Grid { ctas, threads, kind };
     let by_tile = grid(tiles(r.batch(), r.gamma()).div_ceil(THREADS / 32), THREADS);
     let token = r.draft.dtype;
     let (common, is_common) = Params::common(r);
     let shape = Shape { gamma: r.gamma(), is_common, is_flat: r.flat.is_some(), has_end: r.end.is_some() };
     let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, shape))?;
     enqueue.ran(variant);
-    // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
+    // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. Before they wait, the kernels
+    // only bring what they will read into the cache.
     unsafe {
         if variant == Variant::Common {
             let common = (&raw const common).cast();

@@ -14,7 +14,7 @@ mod end;
 // `vwd_verify_pack` verifies too.
 pub(super) use choose::TILE_TOKENS;
 pub(super) use cpu::run as on_cpu;
-pub(super) use cuda::{ByToken, EndParams, Kernels, Params, run as enqueue, tiles};
+pub(super) use cuda::{ByToken, EndParams, Kernels, Params, run_before, tiles};
 
 pub use end::{End, GivenEnd, integer};
 

@@ -121,7 +121,9 @@ impl<'r, T: Token + TryFrom<i64> + Into<i64>> Walk<'r, T> {
                 Target::Logits(logits) => {
                     let (at, tokens) = ([self.i, node], logits.dim(2));
                     let is_allowed = |token: usize| !self.forbidden(depth).any(|stop| stop == token as i64);
-                    let best = with_float!(logits.dtype, L => largest(logits.row::<L, 2>(at), tokens, is_allowed));
+                    let (best, all_numbers) =
+                        with_float!(logits.dtype, L => largest(logits.row::<L, 2>(at), tokens, is_allowed));
+                    self.status |= if all_numbers { 0 } else { VWD_SAMPLE_NAN };
                     self.token_or_none(best)
                 }
                 Target::Sampled(logits, choice, s) => return self.sample(logits, *choice, s, [node, depth], memory),
@@ -238,20 +240,21 @@ unsafe fn end_walk<T: Token + Into<i64>>(r: &Request, end: &End, i: usize) {
     }
 }
 
-/// The largest logit of a row of so many tokens, of those that are allowed; of equal ones the lowest. None where no logit is a number
-/// above −∞.
+/// The largest logit of a row of so many tokens, of those that are allowed, and whether all logits are numbers; of equal ones the lowest. None
+/// where no logit is a number above −∞.
 ///
 /// # Safety
 /// The row is valid and has so many elements.
-unsafe fn largest<L: Float>(row: Along<L>, tokens: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
-    let (mut best, mut at) = (f32::NEG_INFINITY, None);
+unsafe fn largest<L: Float>(row: Along<L>, tokens: usize, is_allowed: impl Fn(usize) -> bool) -> (Option<usize>, bool) {
+    let (mut best, mut at, mut all_numbers) = (f32::NEG_INFINITY, None, true);
     for token in 0..tokens {
         // SAFETY: the row has as many.
         let logit = unsafe { row.get(token) }.to_f32();
+        all_numbers &= !logit.is_nan();
         // NaN is not larger than anything.
         if logit > best && is_allowed(token) {
             (best, at) = (logit, Some(token));
         }
     }
-    at
+    (at, all_numbers)
 }

@@ -1,23 +1,25 @@
 //! Launches of the kernels of kernels/verify_tree/.
 
+use super::choose::{self, Variant};
 use super::{Choice, Request, Target};
-use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::draw::device::{Cut, Last, Launched, Leaves, SamplingParams, Segments, THREADS, reads_weights};
 use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
-use crate::ops::verify::EndParams;
-use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
+use crate::ops::verify::{ByToken, EndParams};
+use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct, log2_ceil};
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
 use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 pub struct Kernels {
-    greedy_i32: Kernel,
-    greedy_i64: Kernel,
+    cta: ByToken,
+    /// `cta` with an end, as for `warp`.
+    cta_end: ByToken,
+    warp: ByToken,
+    warp_end: ByToken,
     largest: Kernel,
-    end_i32: Kernel,
-    end_i64: Kernel,
     segments: Kernel,
     /// Takes weights.
     segments_any: Kernel,
@@ -31,13 +33,14 @@ pub struct Kernels {
 const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] =
-        &[source!("verify_tree/verify_tree", compute_80), source!("verify_tree/sampled", compute_80, compute_90)];
+    const SOURCES: &[Source] = &[
+        source!("verify_tree/verify_tree", compute_80, compute_90),
+        source!("verify_tree/sampled", compute_80, compute_90),
+    ];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let kernel = |name| modules.kernel("verify_tree/verify_tree", name);
-        let (greedy_i32, greedy_i64) = (kernel("verify_tree_i32")?, kernel("verify_tree_i64")?);
-        let (end_i32, end_i64) = (kernel("verify_tree_end_i32")?, kernel("verify_tree_end_i64")?);
+        let greedy = |names| ByToken::find(modules, "verify_tree/verify_tree", names);
         let sampled = |name| modules.kernel("verify_tree/sampled", name);
         let walk = sampled("verify_tree_walk")?;
         let mut walks_at_once = [0; CLUSTERS.len()];
@@ -46,11 +49,11 @@ impl cuda::Kernels for Kernels {
             walks_at_once = CLUSTERS.map(|ctas| walk.active_clusters(ctas as u32, THREADS));
         }
         Ok(Kernels {
-            greedy_i32,
-            greedy_i64,
-            largest: kernel("verify_tree_largest")?,
-            end_i32,
-            end_i64,
+            cta: greedy(["verify_tree_i32", "verify_tree_i64"])?,
+            cta_end: greedy(["verify_tree_end_i32", "verify_tree_end_i64"])?,
+            warp: greedy(["verify_tree_warp_i32", "verify_tree_warp_i64"])?,
+            warp_end: greedy(["verify_tree_warp_end_i32", "verify_tree_warp_end_i64"])?,
+            largest: modules.kernel("verify_tree/verify_tree", "verify_tree_largest")?,
             segments: sampled("verify_tree_segments")?,
             segments_any: sampled("verify_tree_segments_any")?,
             rows: sampled("verify_tree_rows")?,
@@ -87,7 +90,7 @@ kernel_struct! {
         places: u32,
         largest: *mut u64,
         slices: u32,
-        unused: u32,
+        log_slices: u32,
     }
 }
 
@@ -161,14 +164,18 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         return Ok(());
     }
     debug_assert!(r.nodes() <= NODES);
-    let kernels: &Kernels = enqueue.kernels();
+    if let Target::Sampled(logits, choice, sampling) = &r.target {
+        return sample(enqueue, r, logits, *choice, sampling);
+    }
+    let has_logits = matches!(r.target, Target::Logits(_));
+    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, r.nodes(), has_logits))?;
+    enqueue.ran(variant);
     let (target, largest, slices) = match &r.target {
-        Target::Tokens(target) => (View::new(target, [0, 1]), std::ptr::null_mut(), 0),
         Target::Logits(logits) => {
             let (largest, slices) = find_largest(enqueue, r, logits)?;
             (View::ABSENT, largest, slices)
         }
-        Target::Sampled(logits, choice, sampling) => return sample(enqueue, r, logits, *choice, sampling),
+        tokens => (View::new(tokens.tensor(), [0, 1]), std::ptr::null_mut(), 1),
     };
     let params = Params {
         tokens: View::new(&r.tokens, [0, 1]),
@@ -184,19 +191,23 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         places: r.places() as u32,
         largest,
         slices,
-        unused: 0,
+        log_slices: log2_ceil(slices),
     };
-    let is_wide = r.tokens.dtype == DType::I64;
-    let threads = r.nodes().next_multiple_of(32).min(MOST_THREADS) as u32;
-    let grid = Grid { ctas: r.batch() as u32, threads, kind: Kind::Plain };
-    // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
+    let kernels: &Kernels = enqueue.kernels();
+    let (kernel, with_end, threads) = match variant {
+        Variant::Warp => (&kernels.warp, &kernels.warp_end, 32),
+        Variant::Cta if has_logits => (&kernels.cta, &kernels.cta_end, MOST_THREADS),
+        Variant::Cta => (&kernels.cta, &kernels.cta_end, r.nodes().next_multiple_of(32).min(MOST_THREADS)),
+    };
+    let grid = Grid { ctas: r.batch() as u32, threads: threads as u32, kind: enqueue.dependent_kind() };
+    // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The kernels wait before they
+    // touch anything; the one that walks by logits has requested tokens, links and counts by then, which were ready when the search began.
     unsafe {
         let Some(end) = &r.end else {
-            let kernel = if is_wide { &kernels.greedy_i64 } else { &kernels.greedy_i32 };
-            return enqueue.launch(kernel, grid, [(&raw const params).cast()]);
+            return enqueue.launch(kernel.of(r.tokens.dtype), grid, [(&raw const params).cast()]);
         };
-        let (end, kernel) = (EndParams::new(Some(end)), if is_wide { &kernels.end_i64 } else { &kernels.end_i32 });
-        enqueue.launch(kernel, grid, [(&raw const params).cast(), (&raw const end).cast()])
+        let end = EndParams::new(Some(end));
+        enqueue.launch(with_end.of(r.tokens.dtype), grid, [(&raw const params).cast(), (&raw const end).cast()])
     }
 }
 
@@ -312,6 +323,7 @@ mod tests {
             LargestParams::layout("LargestParams"),
             SampledTreeParams::layout("SampledTreeParams"),
             kernel_constants(),
+            choose::kernel_constants(),
         ];
         layout::check("verify_tree", file!(), &structs);
     }

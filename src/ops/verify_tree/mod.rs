@@ -13,6 +13,7 @@
 //!
 //! Where depth(v) is below min_remaining, stop tokens are dropped from v's logits before all else.
 
+mod choose;
 mod cpu;
 mod cuda;
 

@@ -15,6 +15,7 @@ mod module;
 mod pinned;
 mod reports;
 mod side_stream;
+pub mod tensor_map;
 pub mod variants;
 pub mod views;
 

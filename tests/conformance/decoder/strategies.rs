@@ -591,6 +591,18 @@ fn decoder_foresee_errors_name_the_argument(backend: &Backend) {
     fails(narrow.0, by_stream, &["forecast", "3 heads of 16", "Hq=4 or Hk=2"]);
     fails(forecast.0, vwd_decoder_foresee_args { map: 1, ..by_stream }, &["map", "1", "0 to 0"]);
     fails(forecast.0, vwd_decoder_foresee_args { x: q.c(), ..args() }, &["x", "shape [2, 4, 16]"]);
+    let (options, mut unsolved) =
+        (vwd_forecast_options { layers: 1, input_dim: 24, q_heads: 4, head_dim: 16, ..args() }, std::ptr::null_mut());
+    // SAFETY: everything is valid; released once.
+    unsafe {
+        assert_ok(vwd_forecast_create(backend.session(), &options, &mut unsolved));
+        fails(unsolved, by_stream, &["map: 0 has no map", "solved or loaded"]);
+        vwd_forecast_release(unsolved);
+    }
+    if backend.is_cuda() {
+        let elsewhere = Map::random(rng, [4, 16, 24], None, false).load(&Backend::cpu(1));
+        fails(elsewhere.0, by_stream, &["forecast: of a session on the CPU", "one of a session on CUDA device 0"]);
+    }
     decoder.foresee(backend, none, &by_queries);
     decoder.foresee(backend, forecast.0, &by_stream);
     // Waits for what reads x and the forecast.

@@ -79,6 +79,26 @@ fn copies_arrive_at_a_barrier_in_shared_memory() {
     }
 }
 
+#[test]
+fn a_barrier_awaits_copies_that_announce_themselves() {
+    // The barrier is opened for one arrival of each warp.
+    let body = |announced: &str| {
+        check(format!(
+            "setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared::cta.b64 [gate], 2; bar.sync 0; \
+             mul.wide.u32 %rd10, %r1, 4; add.s64 %rd10, %rd3, %rd10; cp.async.ca.shared.global [%r2], [%rd10], 4; \
+             cp.async.mbarrier.arrive{announced}.shared::cta.b64 [gate]; bar.warp.sync -1; \
+             and.b32 %r12, %r1, 31; setp.eq.u32 %p3, %r12, 0; @%p3 mbarrier.arrive.expect_tx.shared::cta.b64 _, [gate], 0; \
+             WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [gate], 0; @!%p2 bra WAIT; \
+             xor.b32 %r10, %r2, 128; ld.shared.u32 %r11, [%r10]; st.global.u32 [%rd2], %r11;"
+        ))
+        .input(numbers(64))
+    };
+    for seed in 0..4 {
+        body("").seed(seed).gives(|thread| (thread ^ 32) + 100);
+    }
+    assert!(body(".noinc").run().is_err());
+}
+
 /// Thread 0 copies 256 bytes of the input to the room at once; all wait.
 fn bulk(expected: u32, bytes: u32, wait: &str) -> super::Check {
     let body = format!(

@@ -46,6 +46,25 @@ fn votes_count_the_lanes_of_their_mask() {
 }
 
 #[test]
+fn one_lane_of_a_warp_is_elected_and_which_one_is_open() {
+    let body =
+        "elect.sync %r10|%p1, -1; selp.b32 %r11, 100, 0, %p1; add.s32 %r10, %r10, %r11; st.global.u32 [%rd2], %r10;";
+    check(body).gives(|thread| if thread % 32 == 0 { 100 } else { 0 });
+    let mut found = std::collections::BTreeSet::new();
+    for seed in 1..9 {
+        for warp in check(body).seed(seed).run().unwrap().chunks_exact(32) {
+            let elected = warp[0] % 100;
+            let expected: Vec<u32> = (0..32).map(|lane| elected + if lane == elected { 100 } else { 0 }).collect();
+            assert_eq!(warp, expected);
+            found.insert(elected);
+        }
+    }
+    assert!(found.len() > 2, "{found:?}");
+    let absent = "setp.lt.u32 %p2, %r1, 31; @%p2 elect.sync %r10|%p1, -1;";
+    check(absent).threads(32).fails("takes no part");
+}
+
+#[test]
 fn reductions_over_a_warp() {
     for (name, expected) in [
         ("add.s32", (-16i32 * 32 + 31 * 16) as u32),

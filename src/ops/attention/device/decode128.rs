@@ -96,6 +96,7 @@ pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Si
         joining: 0,
         shared,
         is_split_first: false,
+        in_boxes: false,
         scratch: Scratch::of_states(states),
     })
 }

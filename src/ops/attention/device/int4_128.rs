@@ -85,6 +85,7 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
         joining: 0,
         shared: shared(rows),
         is_split_first: false,
+        in_boxes: false,
         scratch: Scratch::of_states(states),
     })
 }

@@ -83,6 +83,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan>
         joining: 0,
         shared: SHARED,
         is_split_first: false,
+        in_boxes: false,
         scratch: Scratch::of_states(slices * slice_bytes as usize),
     })
 }

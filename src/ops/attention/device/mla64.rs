@@ -66,6 +66,7 @@ pub fn plan(multiprocessors: u32, params: &Params, sizes: &Sizes) -> Option<Plan
         joining: if ctas > 1 { items * JOINING } else { 0 },
         shared: SHARED,
         is_split_first: false,
+        in_boxes: false,
         scratch: Scratch::of_states(states * STATE_BYTES as usize),
     })
 }

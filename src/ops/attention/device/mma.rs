@@ -70,6 +70,7 @@ pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Si
         joining: 0,
         shared,
         is_split_first: chunks.is_split_first,
+        in_boxes: false,
         scratch: Scratch { shares: chunks.share_bytes(), states: chunks.states as usize * state_bytes },
     })
 }

@@ -1,6 +1,7 @@
 //! What attention and repair have in common on CUDA: the kernels of kernels/attention/, which of them a call takes (`choose`),
 //! how the call is split among CTAs (a plan of each variant), and their launch.
 
+mod boxes;
 mod choose;
 mod chunks;
 mod decode128;
@@ -29,8 +30,10 @@ pub use verify128::{
 
 use super::{Problem, Term};
 use crate::core::status::{Error, Result};
+use crate::runtime::cuda::tensor_map;
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
+use boxes::Boxes;
 use choose::Device;
 use mla16::Clusters;
 use plan::Rows;
@@ -170,6 +173,7 @@ impl cuda::Kernels for Kernels {
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
+        tensor_map::find();
         let sharing = |source: &str, name, most| -> Result<Kernel> {
             let kernel = modules.kernel(source, name)?;
             kernel.allow_shared(most)?;
@@ -269,7 +273,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         let entry = if is_mma { mma::entry(&sizes).expect(PLANNED) } else { of_general };
         mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry)
     };
-    let plan = match variant {
+    let mut plan = match variant {
         Variant::Decode128 => {
             let of = |shared_bytes| decode128::plan(multiprocessors, shared_bytes, &params, &sizes);
             let plan = of(shared_bytes).expect(PLANNED);
@@ -305,6 +309,8 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         Variant::Mma => general(true)?,
         Variant::General => general(false)?,
     };
+    // Tiles that lie side by side; those in host memory are read by the lanes themselves.
+    plan.in_boxes = plan.entry.takes_boxes() && !job.is_far && 1 << params.log_granule == TILE;
     // Otherwise lists that are split are few.
     if sizes.is_invariant() && plan.counters() > Enqueue::COUNTERS {
         let (batch, most) = (job.problem.positions.batch(), Enqueue::COUNTERS);
@@ -354,7 +360,12 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan, problem: &Problem, term: Op
             None => Grid { threads: plan.threads, ..grid(enqueue, plan.ctas) },
             Some(size) => Grid { ctas: plan.ctas, threads: plan.threads, kind: Kind::DependentClusters(size) },
         };
-        enqueue.launch(&kernel, grid, [attending])?;
+        if plan.entry.takes_boxes() {
+            let boxes = Boxes::of(plan, &problem.kv.k, &problem.kv.v);
+            enqueue.launch(&kernel, grid, [attending, (&raw const boxes).cast()])?;
+        } else {
+            enqueue.launch(&kernel, grid, [attending])?;
+        }
         if let (1.., Some(join)) = (plan.joining, &kernels.join_mla64) {
             let threads = mla64::joining_threads(plan.params.ctas.value);
             let grid = Grid { threads, ..self::grid(enqueue, plan.joining) };

@@ -53,6 +53,11 @@ impl Entry {
         matches!(self, Entry::VerifyShort(_) | Entry::VerifyShortTree(_))
     }
 
+    /// Whether it copies whole tiles as boxes of tensors.
+    pub fn takes_boxes(self) -> bool {
+        self.is_verify_short() || matches!(self, Entry::Verify128(_) | Entry::Verify128Tree(_))
+    }
+
     /// Whether it attends to tokens in INT4.
     pub fn is_int4(self) -> bool {
         use Entry::{Int4_128, Int4General, Int4Verify128, Int4Verify128Tree};
@@ -224,6 +229,8 @@ pub struct Plan {
     pub shared: u32,
     /// Whether attention_split runs first, and writes what each CTA does.
     pub is_split_first: bool,
+    /// Whether whole tiles are copied as boxes of tensors, where keys and values can be mapped.
+    pub in_boxes: bool,
     pub scratch: Scratch,
 }
 

@@ -139,6 +139,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
         joining: 0,
         shared: SHARED,
         is_split_first: chunks.is_split_first,
+        in_boxes: false,
         scratch: Scratch { shares: chunks.share_bytes(), states: chunks.states as usize * state_bytes as usize },
     })
 }
@@ -178,6 +179,7 @@ pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, si
         joining: 0,
         shared: SHARED,
         is_split_first: false,
+        in_boxes: false,
         scratch: Scratch::default(),
     }
 }

@@ -135,7 +135,7 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
         return fused(enqueue, r, &mut params, &launch);
     }
     check_rest(&pieces)?;
-    verify::enqueue(enqueue, &r.verify)?;
+    verify::run_before(enqueue, &r.verify)?;
     pack(enqueue, &mut launch, pieces, true)
 }
 
