@@ -212,11 +212,11 @@ typedef struct {
   uint64_t pinned_limit;
   /** CPU: shares one call's work among the caller's threads; the session then has no threads. May be NULL. */
   vwd_parallel_for parallel_for;
-  /** First argument of parallel_for; valid until the session is released. */
+  /** First argument of parallel_for; valid until the session and all handles that were made with it are released. */
   void *parallel_context;
   /** Called with lines of what the session does. May be NULL: the library itself prints nothing. */
   vwd_log log;
-  /** First argument of log; valid until the session is released. */
+  /** First argument of log; valid until the session and all handles that were made with it are released. */
   void *log_context;
   /**
    * The most detailed level that is logged, one of VWD_LOG_*; 0 means what the environment variable VANWARD_LOG says

@@ -69,11 +69,11 @@ pub struct vwd_session_options {
     pub pinned_limit: u64,
     /// CPU: shares one call's work among the caller's threads; the session then has no threads. May be NULL.
     pub parallel_for: vwd_parallel_for,
-    /// First argument of parallel_for; valid until the session is released.
+    /// First argument of parallel_for; valid until the session and all handles that were made with it are released.
     pub parallel_context: *mut c_void,
     /// Called with lines of what the session does. May be NULL: the library itself prints nothing.
     pub log: vwd_log,
-    /// First argument of log; valid until the session is released.
+    /// First argument of log; valid until the session and all handles that were made with it are released.
     pub log_context: *mut c_void,
     /// The most detailed level that is logged, one of VWD_LOG_*; 0 means what the environment variable VANWARD_LOG says
     /// (warning, info or debug), or else VWD_LOG_INFO.

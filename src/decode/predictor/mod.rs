@@ -162,7 +162,7 @@ impl Ratio {
 
     /// ⌈r·k⌉, tolerant to the rounding of r to float32: 1.1f is a little above 1.1, and ⌈1.1·10⌉ is 11.
     pub fn of(self, k: usize) -> usize {
-        (self.0 * k as f64 * (1.0 - 1e-6)).ceil() as usize
+        ((self.0 * k as f64 * (1.0 - 1e-6)).ceil() as usize).max(k)
     }
 
     /// The largest k with ⌈r·k⌉ up to `most`.
