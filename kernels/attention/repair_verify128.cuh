@@ -163,7 +163,7 @@ __device__ inline void repair_verify128(const RepairParams &r) {
         cluster_started();
         products.request_queries();
         VerifyKept{job, r, partials, r.exact ? found.joined : 1, threadIdx.x / WARP}.run();
-        products.run();
+        products.run(KEPT_STAGE);
         VerifyJoin{job, threadIdx.x}.join<true>();
     }
 }

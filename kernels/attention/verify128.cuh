@@ -358,7 +358,8 @@ struct VerifyProducts : VerifyJob {
         }
         sync_some(1, COMPUTE_THREADS);
     }
-    __device__ void run() {
+    // `taken`: as VerifyCopies::run has it.
+    __device__ void run(uint32 taken = STAGES) {
         const uint32 count = stages();
         await_queries();
         clear();
@@ -366,6 +367,9 @@ struct VerifyProducts : VerifyJob {
 #pragma unroll 1
         for (uint32 n = group; n < count; n += GROUPS) {
             float c[32];
+            // The other warpgroup had the stage's turn before, whose boxes may arrive after those of later stages. A barrier tells a turn from its neighbours alone, so that
+            // this turn's is asked once that turn has been given up.
+            if (turn) s.empty[stage].wait(turn - 1 + (stage >= taken));
             s.full[stage].wait(turn);
             fence_copies();
             const uint32 at = shared_address(shared) + stage * STAGE_BYTES;

@@ -139,6 +139,13 @@ fn attention_by_decode128_finds_each_token_by_its_page(backend: &Backend) {
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "verify128", HOPPER, 20, drafts, false);
+    // So many lists that each has one CTA, and so long that it takes its ring several times.
+    let many = |rng: &mut Rng| {
+        let (page, block) = rng.pick(&[(64, 64), (16, 16)]);
+        let spec = Spec { batch: 9, kv_heads: 8, most: 1000, positions: Some(3), group: 1, page, block, ..drafts(rng) };
+        Spec { lists: rng.pick(&[Lists::Absent, Lists::Shared]), slots: false, window: 0, ..spec }
+    };
+    attend(backend, "verify128", HOPPER, 2, many, false);
 }
 
 fn attention_by_verify128_short_agrees_with_the_formula(backend: &Backend) {

@@ -31,6 +31,8 @@ pub struct Kernels {
 
 /// CTAs of a cluster that walks a tree.
 const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
+/// Trees whose walk starts while the largest logits are looked for.
+const EARLY_TREES: usize = 1;
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
@@ -199,7 +201,9 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         Variant::Cta if has_logits => (&kernels.cta, &kernels.cta_end, MOST_THREADS),
         Variant::Cta => (&kernels.cta, &kernels.cta_end, r.nodes().next_multiple_of(32).min(MOST_THREADS)),
     };
-    let grid = Grid { ctas: r.batch() as u32, threads: threads as u32, kind: enqueue.dependent_kind() };
+    // Started early, the walks of several trees would take longer than the search gains by it.
+    let kind = if has_logits && r.batch() > EARLY_TREES { Kind::Plain } else { enqueue.dependent_kind() };
+    let grid = Grid { ctas: r.batch() as u32, threads: threads as u32, kind };
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The kernels wait before they
     // touch anything; the one that walks by logits has requested tokens, links and counts by then, which were ready when the search began.
     unsafe {
