@@ -519,7 +519,8 @@ __device__ inline void join_mla64_states(const AttentionParams &p) {
     for (uint32 i = 0; i < 2; i++) m[i] = __ldcg(own_m[i]), l[i] = __ldcg(own_m[i] + MLA64_ROWS);
     load(part);
 #pragma unroll
-    for (uint32 i = 0; i < 2; i++) leave_weights(own[i], m[i], l[i]);
+    for (uint32 i = 0; i < 2; i++)
+        if (own[i] == threadIdx.x + i * blockDim.x) leave_weights(own[i], m[i], l[i]);
 #pragma unroll 1
     for (uint32 n = threadIdx.x + 2 * blockDim.x; n < count * 16; n += blockDim.x) leave_weights(n, m_of(n), l_of(n));
     __syncthreads();

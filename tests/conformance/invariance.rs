@@ -102,6 +102,13 @@ fn take_kv(kv: *const vwd_paged_kv, sequences: &Range<usize>) -> *const vwd_page
         // SAFETY: as above.
         let mut int4 = unsafe { *kv.int4 };
         take_call!(int4, sequences, [page_table], [coded_lens], [mean_table]);
+        // Without a table a page is a sequence's.
+        if int4.page_table.ndim == 0 && kv.page_table.ndim > 0 {
+            take_call!(int4, sequences, [k], [v], [k_scale], [v_scale]);
+        }
+        if int4.mean_table.ndim == 0 && kv.page_table.ndim > 0 {
+            take(&mut int4.means, sequences);
+        }
         kv.int4 = kept(int4);
     }
     kept(kv)

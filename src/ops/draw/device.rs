@@ -77,7 +77,7 @@ const CLUSTER_CTAS_32: [usize; 2] = [4, 8];
 const TOP_K_CTAS_16: [usize; 2] = [8, 9];
 const TOP_K_CTAS_32: [usize; 2] = [8, 8];
 /// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound in a fraction of the time.
-const FILTERED_CTAS: [usize; 2] = [8, 20];
+const FILTERED_CTAS: [usize; 2] = [8, 25];
 /// The same of CTAs that sum what a refusal leaves.
 const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
@@ -530,8 +530,8 @@ mod tests {
         assert_eq!([3, 5].map(|batch| of(Filters::TopK, batch, 4)), [expected(8, 4, true); 2]);
         assert_eq!(of(Filters::TopK, 6, 4), expected(8, 4, false));
         for bytes in [2, 4] {
-            assert_eq!([3, 13].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
-            assert_eq!(of(Filters::ByProbability, 14, bytes), expected(8, 4, false));
+            assert_eq!([3, 17].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
+            assert_eq!(of(Filters::ByProbability, 18, bytes), expected(8, 4, false));
         }
     }
 

@@ -156,7 +156,7 @@ pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree:
         items.saturating_mul(2 * MANY_LISTS_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
     let tokens = match (are_few(items, multiprocessors), is_tree) {
         (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
-        (true, true) => (4 << 10) + 1..=8 << 10,
+        (true, true) => 0..=8 << 10,
         (false, false) if are_many => 0..=4 << 10,
         _ => return false,
     };
@@ -223,7 +223,7 @@ mod tests {
             assert!(!pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
         }
         assert_eq!([8 << 10, 9 << 10].map(|tokens| pays(8, tokens, false, false)), [true, false]);
-        assert_eq!([4 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [false, true, false]);
+        assert_eq!([1 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [true, true, false]);
     }
 
     #[test]
