@@ -239,8 +239,10 @@ fn devices_before_hopper_take_mma() {
 fn draft_trees_take_verify128_or_general_and_repair_of_them_two_launches() {
     let tree = Options { positions: true, tree: true, ..NOTHING };
     for rows in [4, 16, 64, 200] {
-        assert_eq!(chosen(&H200, &Sizes { rows, ..SIZES }, &tree), Variant::Verify128, "{rows}");
+        let long = Sizes { rows, list_tokens: 16 << 10, units: 1 << 10, ..SIZES };
+        assert_eq!(chosen(&H200, &long, &tree), Variant::Verify128, "{rows}");
     }
+    assert_eq!(chosen(&H200, &SIZES, &tree), Variant::Verify128Short);
     let narrow = Sizes { dim: 64, value_dim: 64, ..SIZES };
     let a100 = Device { runs_decode128: false, runs_verify128: false, ..H200 };
     for (device, sizes, options) in
