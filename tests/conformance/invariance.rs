@@ -218,8 +218,11 @@ fn invariant_attention_does_not_depend_on_the_batch(backend: &Backend) {
     });
 }
 
-/// Promised of all tokens, in heads of 128 channels of 16 bits.
+/// Promised of all tokens, in heads of 128 channels of 16 bits, and on CUDA of compute capability 9.0 itself.
 fn invariant_attention_of_a_position_does_not_depend_on_the_others(backend: &Backend) {
+    if backend.is_cuda() && backend.details().compute_capability != 90 {
+        return;
+    }
     let backends = MADE_FOR.map(|batch| backend.invariant(batch));
     rounds(6, |rng| {
         let backend = &backends[rng.size(0..=3)];
