@@ -16,6 +16,7 @@ pub const CASES: &[Case] = cases![
     invariant_attention_does_not_depend_on_the_batch,
     invariant_attention_of_a_position_does_not_depend_on_the_others,
     invariant_repair_does_not_depend_on_the_batch,
+    invariant_attention_to_more_lists_than_are_counted_is_refused,
     selection_by_axes_does_not_depend_on_the_batch,
 ];
 
@@ -273,6 +274,33 @@ fn invariant_repair_does_not_depend_on_the_batch(backend: &Backend) {
             results.bits()
         });
     });
+}
+
+/// Each of these sequences is the same one.
+fn invariant_attention_to_more_lists_than_are_counted_is_refused(backend: &Backend) {
+    // Elsewhere other kernels run, which count less.
+    if !backend.is_cuda() || backend.details().compute_capability != 90 {
+        return;
+    }
+    let (backend, rng, batch) = (&backend.invariant(1), &mut Rng::new(1), 8200);
+    let spec = Spec { batch: 1, kv_heads: 1, dim: 128, value_dim: 128, most: 40, aligned: true, ..Spec::default() };
+    let model = Model::random(rng, spec);
+    let (placed, ids) = (Placed::new(backend, rng, &model), model.ids(rng, 1.0));
+    let (list, results) = (PlacedList::new(backend, rng, &model, &ids), Results::new(backend, rng, &model.spec));
+    let out = Tensor::poisoned(backend, F16, &[batch, model.spec.heads(), 128], &Layout::default());
+    let mut call = placed.attention(Some(&list), &results);
+    // SAFETY: `placed` keeps it.
+    let mut kv = unsafe { *call.kv };
+    for t in [&mut kv.page_table, &mut kv.seq_lens, &mut call.q, &mut call.list.ids, &mut call.list.counts] {
+        (t.shape[0], t.strides[0]) = (batch as i64, 0);
+    }
+    (call.kv, call.out, call.lse) = (kept(kv), out.c(), absent());
+    call.state = vwd_attention_state { acc: absent(), m: absent(), l: absent() };
+    // SAFETY: the tensors outlive the call.
+    let status = unsafe { vwd_attention(backend.session(), &call, backend.stream()) };
+    let text = "8200 sequences need 65600 counters in a session of invariant_batch 1; a stream has 65536";
+    assert_fails(status, VWD_ERROR_UNSUPPORTED, &[text]);
+    out.assert_written("out", |_| false);
 }
 
 /// So many lists that each has one CTA, where those of one sequence have several.
