@@ -49,7 +49,7 @@ const (
 type Options struct {
 	Device       Device
 	DeviceID     int    // CUDA ordinal
-	Threads      int    // CPU: threads that share one call's work; 0 means every core the process may use
+	Threads      int    // CPU: threads that share one call's work; 0 means every core the calling thread may use
 	ScratchBytes uint64 // CUDA: bytes of a scratch arena that a call makes for its stream
 	PinnedLimit  uint64 // most bytes that PinnedAlloc may have handed out at once
 

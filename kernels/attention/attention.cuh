@@ -74,7 +74,7 @@ struct AttentionParams {
     uint32 scales_per_token;  // 1: k_scale and v_scale have pages
     Divisor unit_entries;     // entries that share a partial
     Divisor ctas;             // CTAs of a work item, in decode128, mla16 and mla64; those of a cluster, in verify128
-    const char *cta_shares;   // [CTAs] CtaShare, in scratch, where there are more than 32 work items
+    const char *cta_shares;   // [CTAs] CtaShare, in scratch, where there are more than 32 work items and chunks are not fixed
     char *scratch;            // states that CTAs leave for each other: StoredState, Stored or Mla64State
     uint32 *counters;         // chunks or slices that are done; 0 before and after a launch
     View<1> seq_lens, q_lens;

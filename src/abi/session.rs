@@ -61,7 +61,7 @@ pub struct vwd_session_options {
     /// CUDA ordinal.
     pub device_id: i32,
     /// CPU: number of the session's threads that share one call's work while the caller waits; 0 means every core that the
-    /// process may use, 1 means that the caller does the work; at most 1024. Must be 0 if parallel_for is given.
+    /// calling thread may use, 1 means that the caller does the work; at most 1024. Must be 0 if parallel_for is given.
     pub threads: u32,
     /// CUDA: bytes of the scratch arena that a call creates for its stream; 0 means 16 MiB. See `vwd_session_reserve`.
     pub scratch_bytes: u64,

@@ -25,14 +25,6 @@ pub enum Cut {
     At(FixedChunks),
 }
 
-impl Cut {
-    /// The cut for calls whose lists are read by `at_once` chunks at a time: in a batch-invariant session by what one sequence has, and
-    /// otherwise evenly.
-    pub fn of(sizes: &Sizes, at_once: u32, evenly: u32) -> Cut {
-        if sizes.is_invariant() { Cut::At(FixedChunks::new(sizes, at_once)) } else { Cut::Evenly(evenly) }
-    }
-}
-
 /// FixedChunks of kernels/attention/attention.cuh, which has the rule: `octave` chunks of the least units, then as many whenever the number of
 /// units has doubled.
 #[derive(Clone, Copy)]
@@ -49,7 +41,7 @@ impl FixedChunks {
 
     /// `at_once` chunks run at a time. A chunk costs what it takes to begin and to join it, and the longest ones have to be short enough that all
     /// places end together.
-    fn new(sizes: &Sizes, at_once: u32) -> FixedChunks {
+    pub fn new(sizes: &Sizes, at_once: u32) -> FixedChunks {
         let (lists, at_once) = (sizes.split_lists().max(1), u64::from(at_once));
         let octave = (at_once / lists / 2).clamp(1, Self::MOST_OCTAVE).ilog2();
         let tokens = (Self::MOST_TOKENS / at_once.div_ceil(lists).max(1)).max(Self::LEAST_TOKENS).ilog2();

@@ -1,6 +1,6 @@
 //! The plan of kernels/attention/mma.cuh and general.cu: units of all lists are split evenly among the CTAs of the device.
 
-use super::chunks::{Chunks, Cut};
+use super::chunks::{Chunks, Cut, FixedChunks};
 use super::params::Params;
 use super::plan::{
     Entry, Plan, Scratch, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS, Width, values_are_keys,
@@ -59,7 +59,8 @@ pub fn entry(sizes: &Sizes) -> Option<Entry> {
 pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
     let WorkItems { mut params, rows, shared } = work_items(shared_bytes, params, sizes, entry, MOST_STAGES)?;
     let more = multiprocessors.saturating_sub(params.work_items).max(multiprocessors / 2).max(1);
-    let chunks = Chunks::plan(&mut params, sizes, 1, Cut::of(sizes, multiprocessors, more))?;
+    let cut = if sizes.is_invariant() { Cut::At(FixedChunks::new(sizes, multiprocessors)) } else { Cut::Evenly(more) };
+    let chunks = Chunks::plan(&mut params, sizes, 1, cut)?;
     let state_bytes = rows as usize * (params.value_dim as usize + 2) * size_of::<f32>();
     Ok(Plan {
         params,

@@ -3,7 +3,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::chunks::{Chunks, Cut};
+use super::chunks::{Chunks, Cut, FixedChunks};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
 use crate::core::status::Result;
@@ -120,7 +120,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
     let (ctas, cut) = if sizes.is_invariant() {
         // Whatever the number of rows, which have the bits then that each has alone.
         let (ctas, at_once) = if sizes.split_lists() > pairs.into() { (1, single) } else { (2, pairs) };
-        (ctas, Cut::of(sizes, at_once, 0))
+        (ctas, Cut::At(FixedChunks::new(sizes, at_once)))
     } else {
         let (ctas, more) = clusters.choose(work_items(sizes), sizes.list_tokens);
         (ctas, Cut::Evenly(more))
