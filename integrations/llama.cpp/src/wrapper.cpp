@@ -26,6 +26,8 @@ constexpr int64_t PRINTED = 8;
 constexpr size_t OWN_TENSORS = 4096;
 /** Most rows of a product with chosen experts' quantised weights that ggml-cuda never waits in, on any GPU. */
 constexpr int64_t EXPERT_ROWS = 4;
+/** Buffers whose inputs are followed. A context has one; where ggml makes it anew, the old one's are forgotten in time. */
+constexpr size_t MOST_BUFFERS = 8;
 
 enum class Kind : uint8_t { unknown, attention, write, rotation, experts, other };
 
@@ -68,6 +70,8 @@ bool has_graphs_so(ggml_context *memory) {
 
 /** Whether a tensor is there before the graph is computed. */
 bool is_input(const ggml_tensor *tensor) { return strcmp(ggml.ggml_op_name(tensor->op), "NONE") == 0; }
+
+bool is_on_host(const ggml_tensor *tensor) { return ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(tensor->buffer)); }
 
 /** Adds the time in which it lives to a counter. */
 class Timed {
@@ -128,6 +132,9 @@ Wrapper::~Wrapper() {
     cuts_.clear();
     writes_.clear();
     readings_.clear();
+    for (const auto &each : inputs_) {
+        each->forget();
+    }
     if (memory_ != nullptr) {
         InContext current(gpu_.context());
         cuda.cuStreamSynchronize(memory_->stream);
@@ -202,7 +209,36 @@ bool Wrapper::compute_alone(ggml_tensor *node) {
 }
 
 const void *Wrapper::read(const ggml_tensor *tensor, size_t bytes) {
-    return ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(tensor->buffer)) ? tensor->data : memory_->get(tensor->data, bytes);
+    if (is_on_host(tensor)) {
+        return tensor->data;
+    }
+    counters.read_inputs += 1;
+    return memory_->get(tensor->data, bytes);
+}
+
+const Kept *Wrapper::known(const ggml_tensor *tensor, size_t bytes) {
+    if (is_on_host(tensor)) {
+        return nullptr;
+    }
+    std::shared_ptr<Inputs> inputs = inputs_of(tensor->buffer);
+    auto used = std::find(inputs_.begin(), inputs_.end(), inputs);
+    if (used == inputs_.end()) {
+        used = inputs_.insert(used, inputs);
+    }
+    std::rotate(used, used + 1, inputs_.end());
+    const Kept *kept = inputs->find(tensor, bytes);
+    if (kept != nullptr) {
+        counters.kept_inputs += 1;
+        known_.push_back({tensor, kept, bytes});
+    }
+    return kept;
+}
+
+void Wrapper::check_known() {
+    for (const KnownInput &each : known_) {
+        std::vector<char> copy;
+        counters.wrong_inputs += memcmp(memory_->read(each.tensor->data, each.bytes, copy), each.kept->data(), each.bytes) != 0;
+    }
 }
 
 // --- what a graph does --------------------------------------------------------------------------------------------------------
@@ -256,20 +292,41 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
 
 void Wrapper::read_inputs() {
     memory_->next_step();
-    enter();
+    known_.clear();
+    while (inputs_.size() > MOST_BUFFERS) {
+        inputs_.front()->forget();
+        inputs_.erase(inputs_.begin());
+    }
+    bool has_entered = false;
+    auto find = [&](const ggml_tensor *tensor, size_t bytes, const Kept *&kept) {
+        kept = known(tensor, bytes);
+        if (kept != nullptr) {
+            return static_cast<const void *>(kept->data());
+        }
+        if (!has_entered) {  // what the wrapped backend does comes first
+            enter();
+            has_entered = true;
+        }
+        return read(tensor, bytes);
+    };
     for (Write &write : writes_) {
-        write.rows = static_cast<const int64_t *>(read(write.numbers, static_cast<size_t>(write.numbers->ne[0]) * 8));
+        const Kept *kept = nullptr;
+        write.rows = static_cast<const int64_t *>(find(write.numbers, static_cast<size_t>(write.numbers->ne[0]) * 8, kept));
     }
     for (const Cut &cut : cuts_) {
         const ggml_tensor *mask = cut.node.mask;
         if (std::none_of(masks_.begin(), masks_.end(), [&](const Mask &each) { return each.tensor == mask; })) {
-            Mask read_mask = {mask, *mask};
+            Mask shown = {mask, *mask, nullptr};
             const size_t planes = static_cast<size_t>(mask->ne[3] - 1) * mask->nb[3];
-            read_mask.shown.data = const_cast<void *>(read(mask, planes + static_cast<size_t>(cut.node.rows) * mask->nb[1]));
-            masks_.push_back(read_mask);
+            shown.shown.data = const_cast<void *>(find(mask, planes + static_cast<size_t>(cut.node.rows) * mask->nb[1], shown.kept));
+            masks_.push_back(shown);
         }
     }
-    memory_->wait();
+    if (options.check && !known_.empty()) {
+        enter();
+        check_known();
+    }
+    memory_->wait();  // for the step before, at least: what it had on the host is given out again
     keep_prints();
     for (const Write &write : writes_) {
         std::lock_guard<std::mutex> guard(write.cache->mutex);
@@ -321,11 +378,8 @@ bool Wrapper::make_plans() {
 
 bool Wrapper::place(Plan &plan) {
     const Node &node = plan.node;
-    const ggml_tensor *mask = nullptr;
-    for (const Mask &each : masks_) {
-        mask = each.tensor == node.mask ? &each.shown : mask;
-    }
-    const std::vector<Placed> *placed = plan.cache->place(mask, node.rows, node.first_stream, node.streams, node.k->ne[1]);
+    const auto mask = std::find_if(masks_.begin(), masks_.end(), [&](const Mask &each) { return each.tensor == node.mask; });
+    const std::vector<Placed> *placed = plan.cache->place(&mask->shown, node.rows, node.first_stream, node.streams, node.k->ne[1], mask->kept);
     if (placed != nullptr) {
         plan.placed = *placed;
     }
@@ -692,6 +746,15 @@ bool Wrapper::run_captured(ggml_cgraph *graph) {
 // --- a graph --------------------------------------------------------------------------------------------------------------------
 
 ggml_status Wrapper::compute(ggml_cgraph *graph) {
+    // A graph may write over its inputs, and what it writes nobody says.
+    struct Expiry {
+        const std::vector<std::shared_ptr<Inputs>> &all;
+        ~Expiry() {
+            for (const auto &each : all) {
+                each->expire();
+            }
+        }
+    } expiry = {inputs_};
     if (memory_ == nullptr || !look_through(graph)) {
         return pass_whole(graph);
     }
