@@ -1,5 +1,5 @@
-// A backend of ggml for the tests: APART0 computes on the CPU, in memory of the emulated GPU that ggml does not take for the host's, so that the
-// scheduler copies the inputs of its graphs as it does for a GPU. ggml and the CPU's backend are loaded already.
+// A backend of ggml for the tests: APART0 and APART1 compute on the CPU, each in memory of the emulated GPU that ggml does not take for the host's, so
+// that the scheduler copies the inputs of their graphs as it does for a GPU. ggml and the CPU's backend are loaded already.
 
 #include "ggml-backend-impl.h"
 
@@ -17,6 +17,16 @@ template <typename Function> Function driver(const char *name) {
 ggml_backend_dev_t cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
 char *at(const ggml_tensor *tensor, size_t offset) { return static_cast<char *>(tensor->data) + offset; }
+
+bool is_ours(const ggml_tensor *tensor);
+
+/** As ggml-cuda: from its own memory alone. */
+bool copy(const ggml_tensor *from, ggml_tensor *to) {
+    if (is_ours(from)) {
+        memcpy(to->data, from->data, ggml_nbytes(from));
+    }
+    return is_ours(from);
+}
 
 // --- memory ---------------------------------------------------------------------------------------------------------------------
 
@@ -37,34 +47,35 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     calls.get_tensor = [](ggml_backend_buffer_t, const ggml_tensor *tensor, void *data, size_t offset, size_t bytes) {
         memcpy(data, at(tensor, offset), bytes);
     };
-    calls.cpy_tensor = [](ggml_backend_buffer_t buffer, const ggml_tensor *from, ggml_tensor *to) {
-        const bool is_ours = from->buffer->buft == buffer->buft;
-        if (is_ours) {
-            memcpy(to->data, from->data, ggml_nbytes(from));
-        }
-        return is_ours;
-    };
+    calls.cpy_tensor = [](ggml_backend_buffer_t, const ggml_tensor *from, ggml_tensor *to) { return copy(from, to); };
     calls.clear = [](ggml_backend_buffer_t buffer, uint8_t value) { memset(buffer->context, value, buffer->size); };
     return ggml_backend_buffer_init(type, calls, reinterpret_cast<void *>(address), size);
 }
 
-extern ggml_backend_device device;
+/** A device's name, which is its context, and its memory. */
+const char *name_of(ggml_backend_dev_t device) { return static_cast<const char *>(device->context); }
 
-ggml_backend_buffer_type_t buffer_type() {
-    static ggml_backend_buffer_type type = {};
-    type.iface.get_name = [](ggml_backend_buffer_type_t) { return "APART0"; };
+ggml_backend_buffer_type make_type(ggml_backend_dev_t device) {
+    ggml_backend_buffer_type type = {};
+    type.iface.get_name = [](ggml_backend_buffer_type_t self) { return name_of(self->device); };
     type.iface.alloc_buffer = allocate;
     type.iface.get_alignment = [](ggml_backend_buffer_type_t) -> size_t { return 64; };
-    type.device = &device;
-    return &type;
+    type.device = device;
+    return type;
 }
+
+extern ggml_backend_device devices[2];
+ggml_backend_buffer_type types[2] = {make_type(&devices[0]), make_type(&devices[1])};
+
+ggml_backend_buffer_type_t type_of(ggml_backend_dev_t device) { return &types[device - devices]; }
+bool is_ours(const ggml_tensor *tensor) { return tensor->buffer->buft == &types[0] || tensor->buffer->buft == &types[1]; }
 
 // --- the device -----------------------------------------------------------------------------------------------------------------
 
 ggml_backend_t open(ggml_backend_dev_t self, const char *) {
     static ggml_guid guid = {0x76, 0x61, 0x6e, 0x77, 0x61, 0x72, 0x64, 0x2d, 0x61, 0x70, 0x61, 0x72, 0x74, 0x2d, 0x30, 0x31};
     ggml_backend_i calls = {};
-    calls.get_name = [](ggml_backend_t) { return "APART0"; };
+    calls.get_name = [](ggml_backend_t backend) { return name_of(backend->device); };
     calls.free = [](ggml_backend_t backend) {
         ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
         delete backend;
@@ -78,14 +89,7 @@ ggml_backend_t open(ggml_backend_dev_t self, const char *) {
             memcpy(at(tensor, offset + i * stride_tensor), static_cast<const char *>(data) + i * stride_data, bytes);
         }
     };
-    // As ggml-cuda: from its own memory alone.
-    calls.cpy_tensor_async = [](ggml_backend_t, ggml_backend_t, const ggml_tensor *from, ggml_tensor *to) {
-        const bool is_ours = from->buffer->buft == buffer_type();
-        if (is_ours) {
-            memcpy(to->data, from->data, ggml_nbytes(from));
-        }
-        return is_ours;
-    };
+    calls.cpy_tensor_async = [](ggml_backend_t, ggml_backend_t, const ggml_tensor *from, ggml_tensor *to) { return copy(from, to); };
     calls.graph_compute = [](ggml_backend_t backend, ggml_cgraph *graph) {
         return ggml_backend_graph_compute(static_cast<ggml_backend_t>(backend->context), graph);
     };
@@ -110,10 +114,10 @@ bool computes(ggml_backend_dev_t, const ggml_tensor *op) {
     return ggml_backend_dev_supports_op(cpu(), &copy);
 }
 
-ggml_backend_device make_device() {
+ggml_backend_device make_device(const char *name) {
     using Self = ggml_backend_dev_t;
     ggml_backend_device_i calls = {};
-    calls.get_name = [](Self) { return "APART0"; };
+    calls.get_name = name_of;
     calls.get_description = [](Self) { return "the CPU, with memory apart"; };
     calls.get_memory = [](Self, size_t *free, size_t *total) { ggml_backend_dev_memory(cpu(), free, total); };
     calls.get_type = [](Self) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
@@ -125,13 +129,13 @@ ggml_backend_device make_device() {
         self->iface.get_memory(self, &properties->memory_free, &properties->memory_total);
     };
     calls.init_backend = open;
-    calls.get_buffer_type = [](Self) { return buffer_type(); };
+    calls.get_buffer_type = type_of;
     calls.supports_op = computes;
-    calls.supports_buft = [](Self, ggml_backend_buffer_type_t type) { return type == buffer_type(); };
-    return {calls, nullptr, nullptr};
+    calls.supports_buft = [](Self self, ggml_backend_buffer_type_t type) { return type == type_of(self); };
+    return {calls, nullptr, const_cast<char *>(name)};
 }
 
-ggml_backend_device device = make_device();
+ggml_backend_device devices[2] = {make_device("APART0"), make_device("APART1")};
 
 }  // namespace
 
@@ -141,8 +145,8 @@ ggml_backend_reg_t ggml_backend_init() {
     static ggml_backend_reg registry = {};
     registry.api_version = GGML_BACKEND_API_VERSION;
     registry.iface.get_name = [](ggml_backend_reg_t) { return "Apart"; };
-    registry.iface.get_device_count = [](ggml_backend_reg_t) -> size_t { return 1; };
-    registry.iface.get_device = [](ggml_backend_reg_t, size_t) { return &device; };
-    device.reg = &registry;
+    registry.iface.get_device_count = [](ggml_backend_reg_t) -> size_t { return 2; };
+    registry.iface.get_device = [](ggml_backend_reg_t, size_t index) { return &devices[index]; };
+    devices[0].reg = devices[1].reg = &registry;
     return &registry;
 }

@@ -434,6 +434,13 @@ class Apart:
         self.assertEqual(out["read_inputs"], 2)
         self.assertEqual(out["kept_inputs"], 2 * 20 - 1 - 2)
 
+    def test_inputs_of_two_devices_are_known_to_each(self):
+        out = run(self.release, self.tiny, {**self.options, "DEVICES": "APART*"}, "cases", depth=300, count=20, context=1024, sequences=2, unified=1, random_text=1)
+        self.assert_nothing_is_wrong(out)
+        self.assertEqual(out["eager"], 2 * 20)
+        self.assertEqual(out["read_inputs"], 2 * 2)
+        self.assertEqual(out["kept_inputs"], 2 * (2 * 20 - 1 - 2))
+
     def test_what_else_writes_over_an_input_is_noticed(self):
         out = run(self.release, "no model", {**self.options, "BLOCK": 16}, "inputs")
         self.assert_nothing_is_wrong(out)
