@@ -13,6 +13,9 @@
 
 namespace vanward {
 
+/** Steps after which keys are compared with their prints, and masks are read, whatever happened. */
+constexpr uint64_t STEPS_BETWEEN_CHECKS = 256;
+
 /** Integers of the host, shown to a GPU: what did not change is not copied again. */
 class Mirror {
   public:
