@@ -16,7 +16,7 @@ namespace {
 /** Channels of a key that its print is made of. */
 constexpr int64_t PRINTED = 8;
 /** Buffers whose inputs are followed. A context has one; where ggml makes it anew, the old one's are forgotten in time. */
-constexpr size_t MOST_BUFFERS = 8;
+constexpr size_t MOST_BUFFERS = 4;
 
 bool is_on_host(const ggml_tensor *tensor) { return ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(tensor->buffer)); }
 
@@ -41,11 +41,9 @@ const Kept *Wrapper::known(const ggml_tensor *tensor, size_t bytes) {
         return nullptr;
     }
     std::shared_ptr<Inputs> inputs = inputs_of(tensor->buffer);
-    auto used = std::find(inputs_.begin(), inputs_.end(), inputs);
-    if (used == inputs_.end()) {
-        used = inputs_.insert(used, inputs);
+    if (std::find(inputs_.begin(), inputs_.end(), inputs) == inputs_.end()) {
+        inputs_.push_back(inputs);
     }
-    std::rotate(used, used + 1, inputs_.end());
     const Kept *kept = inputs->find(tensor, bytes);
     if (kept != nullptr) {
         counters.kept_inputs += 1;

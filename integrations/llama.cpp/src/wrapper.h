@@ -155,7 +155,7 @@ class Wrapper {
         const Kept *kept;
     };
     std::vector<Mask> masks_;
-    /** Those in the buffers that inputs lay in, the buffer used last at the end. */
+    /** Those in the buffers that inputs lay in, the newest buffer at the end. */
     std::vector<std::shared_ptr<Inputs>> inputs_;
     /** Of this step's inputs those that are known, and how much of them is read. */
     struct KnownInput {

@@ -185,12 +185,14 @@ int apart_inputs() {
     CHECK(example.computes(example.covering_graph, 2, 0));
     CHECK(example.computes(example.graph, 0, 2));
 
-    // Another buffer, perhaps at the same address, in which nothing is followed yet.
-    example.write_inputs();
-    example.make();
-    example.write_inputs();
-    CHECK(example.computes(example.graph, 0, 2));
-    example.write_inputs();
-    CHECK(example.computes(example.graph, 2, 0));
+    // Other buffers, perhaps at the same address, in which nothing is followed yet; more of them than are followed.
+    for (int i = 0; i < 10; ++i) {
+        example.write_inputs();
+        example.make();
+        example.write_inputs();
+        CHECK(example.computes(example.graph, 0, 2));
+        example.write_inputs();
+        CHECK(example.computes(example.graph, 2, 0));
+    }
     return 0;
 }
