@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace vanward {
@@ -31,33 +32,48 @@ class Bits {
     /** Whether `other` has every element of this set. */
     bool is_within(const Bits &other) const {
         bool within = true;
-        for (size_t w = 0; w < words.size() && within; ++w) {
-            within = (words[w] & ~(w < other.words.size() ? other.words[w] : 0)) == 0;
-        }
+        each_word_beyond(other, [&](size_t, uint64_t) { return within = false; });
         return within;
     }
 
     /** Elements that are not in `other`, counted as far as `enough`. */
     size_t count_not_in(const Bits &other, size_t enough) const {
         size_t sum = 0;
-        for (size_t w = 0; w < words.size() && sum < enough; ++w) {
-            const uint64_t rest = words[w] & ~(w < other.words.size() ? other.words[w] : 0);
-            sum += rest == 0 ? 0 : static_cast<size_t>(__builtin_popcountll(rest));
-        }
+        each_word_beyond(other, [&](size_t, uint64_t rest) { return (sum += static_cast<size_t>(__builtin_popcountll(rest))) < enough; });
         return sum;
     }
 
     /** Calls `take` with each element that is in this set and not in `other`, ascending. */
     template <typename Take> void each_not_in(const Bits &other, Take take) const {
-        for (size_t w = 0; w < words.size(); ++w) {
-            uint64_t rest = words[w] & ~(w < other.words.size() ? other.words[w] : 0);
+        each_word_beyond(other, [&](size_t w, uint64_t rest) {
             for (; rest != 0; rest &= rest - 1) {
                 take(w * 64 + static_cast<size_t>(__builtin_ctzll(rest)));
+            }
+            return true;
+        });
+    }
+
+  private:
+    /**
+     * Calls `look` with each word that has elements which are not in `other`, and these elements, as long as it returns true. Sets that are compared mostly
+     * differ in a word or two: what is equal is passed over by memcmp.
+     */
+    template <typename Look> void each_word_beyond(const Bits &other, Look look) const {
+        constexpr size_t PIECE = 64;
+        for (size_t begin = 0; begin < words.size(); begin += PIECE) {
+            const size_t end = begin + PIECE < words.size() ? begin + PIECE : words.size();
+            if (end <= other.words.size() && memcmp(&words[begin], &other.words[begin], (end - begin) * sizeof words[0]) == 0) {
+                continue;
+            }
+            for (size_t w = begin; w < end; ++w) {
+                const uint64_t rest = words[w] & ~(w < other.words.size() ? other.words[w] : 0);
+                if (rest != 0 && !look(w, rest)) {
+                    return;
+                }
             }
         }
     }
 
-  private:
     std::vector<uint64_t> words;
 };
 

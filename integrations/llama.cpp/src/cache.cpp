@@ -212,10 +212,10 @@ void Cache::drop_unused() {
     }
 }
 
-const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells) {
+const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells, const Kept *kept) {
     // Every layer of a step has the same mask.
     const bool same = first_stream == first_stream_ && streams == streams_of_node_;
-    if (!visible_.follow(mask, rows, streams, cells) && same) {
+    if (!visible_.follow(mask, rows, streams, cells, kept) && same) {
         return placeable_ ? &placed_ : nullptr;
     }
     first_stream_ = first_stream;

@@ -107,9 +107,9 @@ class Cache {
 
     /**
      * Which sequences the rows of an attention belong to. The first of its streams is `first_stream` of the cache. NULL where the
-     * mask is no matter of visibility, or its rows are of too many sequences.
+     * mask is no matter of visibility, or its rows are of too many sequences. `kept`: what the mask lies in, or NULL.
      */
-    const std::vector<Placed> *place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells);
+    const std::vector<Placed> *place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells, const Kept *kept = nullptr);
 
     /** The page of every summary of a sequence of `blocks` blocks, and room for them in each layer. */
     void reserve_pages(Sequence &sequence, int64_t blocks);

@@ -24,10 +24,13 @@
     X(updated, "steps captured in a CUDA graph that was brought up to date")                                                   \
     X(replayed, "steps launched as the CUDA graph of the step before")                                                         \
     X(eager, "steps on a GPU whose kernels were enqueued one by one")                                                          \
-    X(read_ns, "ns in which steps on a GPU waited for masks and numbers of rows")                                              \
+    X(kept_inputs, "masks and numbers of rows on a GPU that were known from what the host wrote there")                        \
+    X(read_inputs, "masks and numbers of rows that were read back from a GPU")                                                 \
+    X(read_ns, "ns in which steps on a GPU waited for the step before, and for masks and numbers of rows")                     \
     X(plan_ns, "ns in which the host found the sequences of steps on a GPU, and laid out arrays for them")                     \
     X(launch_ns, "ns in which the host launched or enqueued steps on a GPU")                                                   \
     X(checked, "attentions that were checked")                                                                                 \
+    X(wrong_inputs, "checked masks and numbers of rows that were known, and differ from what the GPU has")                     \
     X(wrong_summaries, "checked blocks whose summary differs")                                                                 \
     X(wrong_tokens, "checked rows that would see other tokens than the mask says")                                             \
     X(wrong_outputs, "checked rows whose result differs from a plain loop over their tokens")

@@ -6,6 +6,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml_calls.h"
 #include "options.h"
+#include "watch.h"
 #include "wrapper.h"
 
 #include <cstddef>
@@ -114,13 +115,28 @@ ggml_backend_t open_wrapper(ggml_backend_dev_t device, const char *parameters) {
         delete static_cast<Wrapper *>(self->context);
         delete self;
     };
-    forward<&ggml_backend_i::set_tensor_async, &ggml_backend_i::get_tensor_async, &ggml_backend_i::set_tensor_2d_async,
-            &ggml_backend_i::get_tensor_2d_async, &ggml_backend_i::synchronize, &ggml_backend_i::event_record, &ggml_backend_i::event_wait,
-            &ggml_backend_i::graph_optimize>(calls, inner->iface);
+    forward<&ggml_backend_i::get_tensor_async, &ggml_backend_i::get_tensor_2d_async, &ggml_backend_i::synchronize, &ggml_backend_i::event_record,
+            &ggml_backend_i::event_wait, &ggml_backend_i::graph_optimize>(calls, inner->iface);
+    // These go past the functions of a buffer.
+    if (inner->iface.set_tensor_async != nullptr) {
+        calls.set_tensor_async = [](Self self, ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+            inner_of(self)->iface.set_tensor_async(inner_of(self), tensor, data, offset, size);
+            overwritten(tensor, offset, size);
+        };
+    }
+    if (inner->iface.set_tensor_2d_async != nullptr) {
+        calls.set_tensor_2d_async = [](Self self, ggml_tensor *tensor, const void *data, size_t offset, size_t size, size_t copies, size_t stride_tensor,
+                                       size_t stride_data) {
+            inner_of(self)->iface.set_tensor_2d_async(inner_of(self), tensor, data, offset, size, copies, stride_tensor, stride_data);
+            overwritten(tensor, offset, copies == 0 ? 0 : (copies - 1) * stride_tensor + size);
+        };
+    }
     if (inner->iface.cpy_tensor_async != nullptr) {
         calls.cpy_tensor_async = [](Self from, Self to, const ggml_tensor *source, ggml_tensor *copy) {
             ggml_backend_t inner_to = inner_of(to);
-            return inner_to->iface.cpy_tensor_async(is_wrapper(from) ? inner_of(from) : from, inner_to, source, copy);
+            const bool done = inner_to->iface.cpy_tensor_async(is_wrapper(from) ? inner_of(from) : from, inner_to, source, copy);
+            overwritten(copy);
+            return done;
         };
     }
     calls.graph_compute = [](Self self, ggml_cgraph *graph) {

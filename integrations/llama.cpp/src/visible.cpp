@@ -42,13 +42,16 @@ uint64_t visible_of_64(const uint16_t *entries, bool &other) {
 /** Entries that are compared at once. */
 constexpr int64_t PIECE = 4096;
 
-/** Takes over the entries of a row that differ from those before, and whether their cells are visible. Returns whether some did. */
-bool follow_row(const uint16_t *entries, uint16_t *before, int64_t cells, Bits &row, bool &other) {
+/**
+ * Takes over the entries of a row that differ from those before, and whether their cells are visible. Returns whether some did. `may_differ` says
+ * whether so many entries from one on may.
+ */
+template <typename MayDiffer> bool follow_row(const uint16_t *entries, uint16_t *before, int64_t cells, Bits &row, bool &other, MayDiffer may_differ) {
     bool changed = false;
     auto differs = [&](int64_t i, int64_t count) { return memcmp(entries + i, before + i, static_cast<size_t>(count) * sizeof *entries) != 0; };
     for (int64_t piece = 0; piece < cells; piece += PIECE) {
         const int64_t end = std::min(piece + PIECE, cells);
-        if (!differs(piece, end - piece)) {
+        if (!may_differ(piece, end - piece) || !differs(piece, end - piece)) {
             continue;
         }
         changed = true;
@@ -84,10 +87,11 @@ int32_t cell_added(const Bits &row, const Bits &next) {
 
 }  // namespace
 
-bool Visible::follow(const ggml_tensor *mask, int rows, int streams, int64_t cells) {
+bool Visible::follow(const ggml_tensor *mask, int rows, int streams, int64_t cells, const Kept *kept) {
     const int planes = static_cast<int>(std::min<int64_t>(streams, mask->ne[3]));
     const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(planes);
     bool changed = false;
+    bool goes_on = kept != nullptr && kept->name() == kept_name_ && mask->nb[1] == kept_strides_[0] && mask->nb[3] == kept_strides_[1];
     if (!is_known_ || rows != rows_of_plane_ || planes != planes_ || cells != cells_) {
         rows_of_plane_ = rows;
         planes_ = planes;
@@ -95,17 +99,26 @@ bool Visible::follow(const ggml_tensor *mask, int rows, int streams, int64_t cel
         entries_.assign(count * static_cast<size_t>(cells), MINUS_INFINITY);
         rows_.assign(count, Bits(static_cast<size_t>(cells)));
         changed = true;
+        goes_on = false;
     }
     bool other = false;
     for (int p = 0; p < planes; ++p) {
         for (int r = 0; r < rows; ++r) {
-            const char *at = static_cast<const char *>(mask->data) + static_cast<size_t>(r) * mask->nb[1] + static_cast<size_t>(p) * mask->nb[3];
+            const size_t offset = static_cast<size_t>(r) * mask->nb[1] + static_cast<size_t>(p) * mask->nb[3];
+            const uint16_t *entries = reinterpret_cast<const uint16_t *>(static_cast<const char *>(mask->data) + offset);
             const size_t n = static_cast<size_t>(p * rows + r);
             uint16_t *before = entries_.data() + n * static_cast<size_t>(cells);
-            changed |= follow_row(reinterpret_cast<const uint16_t *>(at), before, cells, rows_[n], other);
+            changed |= follow_row(entries, before, cells, rows_[n], other, [&](int64_t first, int64_t some) {
+                const size_t begin = offset + static_cast<size_t>(first) * sizeof *entries, bytes = static_cast<size_t>(some) * sizeof *entries;
+                return !goes_on || kept->has_changed(begin, bytes, kept_version_);
+            });
         }
     }
     is_known_ = !other;
+    kept_name_ = kept == nullptr ? 0 : kept->name();
+    kept_version_ = kept == nullptr ? 0 : kept->version();
+    kept_strides_[0] = mask->nb[1];
+    kept_strides_[1] = mask->nb[3];
     return changed;
 }
 

@@ -3,6 +3,7 @@
 
 #include "bits.h"
 #include "ggml.h"
+#include "inputs.h"
 
 namespace vanward {
 
@@ -27,8 +28,8 @@ struct RowGroup {
  */
 class Visible {
   public:
-    /** Follows the mask of a node of so many streams. Returns whether it is another one than before. */
-    bool follow(const ggml_tensor *mask, int rows, int streams, int64_t cells);
+    /** Follows the mask of a node of so many streams. Returns whether it is another one than before. `kept`: what it lies in, or NULL. */
+    bool follow(const ggml_tensor *mask, int rows, int streams, int64_t cells, const Kept *kept = nullptr);
     /** False where the mask holds another number than 0 and −∞: a bias, which is not a matter of visibility. */
     bool is_known() const { return is_known_; }
     /** The rows in groups, until they are followed again. */
@@ -40,6 +41,9 @@ class Visible {
     int64_t cells_ = 0;
     std::vector<uint16_t> entries_;
     std::vector<Bits> rows_;
+    /** What the mask lay in, its version, and the strides of rows and planes in it. */
+    uint64_t kept_name_ = 0, kept_version_ = 0;
+    size_t kept_strides_[2] = {};
 };
 
 }  // namespace vanward

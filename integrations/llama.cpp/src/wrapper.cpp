@@ -18,10 +18,6 @@ namespace vanward {
 
 namespace {
 
-/** Steps after which keys are compared with their prints, and masks are read, whatever happened. */
-constexpr uint64_t STEPS_BETWEEN_CHECKS = 256;
-/** Channels of a key that its print is made of. */
-constexpr int64_t PRINTED = 8;
 /** Tensors of our own in a step: three for each attention, and some. */
 constexpr size_t OWN_TENSORS = 4096;
 /** Most rows of a product with chosen experts' quantised weights that ggml-cuda never waits in, on any GPU. */
@@ -82,10 +78,6 @@ class Timed {
     const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-uint64_t print_of_floats(const float *key) {
-    return print_of(reinterpret_cast<const char *>(key)) * 31 + print_of(reinterpret_cast<const char *>(key + PRINTED / 2));
-}
-
 }  // namespace
 
 const int32_t *Mirror::show(const int32_t *values, size_t count) {
@@ -128,6 +120,9 @@ Wrapper::~Wrapper() {
     cuts_.clear();
     writes_.clear();
     readings_.clear();
+    for (const auto &each : inputs_) {
+        each->forget();
+    }
     if (memory_ != nullptr) {
         InContext current(gpu_.context());
         cuda.cuStreamSynchronize(memory_->stream);
@@ -201,10 +196,6 @@ bool Wrapper::compute_alone(ggml_tensor *node) {
     return pass_nodes(alone_, &node, 1) == GGML_STATUS_SUCCESS;
 }
 
-const void *Wrapper::read(const ggml_tensor *tensor, size_t bytes) {
-    return ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(tensor->buffer)) ? tensor->data : memory_->get(tensor->data, bytes);
-}
-
 // --- what a graph does --------------------------------------------------------------------------------------------------------
 
 bool Wrapper::look_through(ggml_cgraph *graph) {
@@ -254,31 +245,6 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
     return !cuts_.empty() || !writes_.empty();
 }
 
-void Wrapper::read_inputs() {
-    memory_->next_step();
-    enter();
-    for (Write &write : writes_) {
-        write.rows = static_cast<const int64_t *>(read(write.numbers, static_cast<size_t>(write.numbers->ne[0]) * 8));
-    }
-    for (const Cut &cut : cuts_) {
-        const ggml_tensor *mask = cut.node.mask;
-        if (std::none_of(masks_.begin(), masks_.end(), [&](const Mask &each) { return each.tensor == mask; })) {
-            Mask read_mask = {mask, *mask};
-            const size_t planes = static_cast<size_t>(mask->ne[3] - 1) * mask->nb[3];
-            read_mask.shown.data = const_cast<void *>(read(mask, planes + static_cast<size_t>(cut.node.rows) * mask->nb[1]));
-            masks_.push_back(read_mask);
-        }
-    }
-    memory_->wait();
-    keep_prints();
-    for (const Write &write : writes_) {
-        std::lock_guard<std::mutex> guard(write.cache->mutex);
-        for (int64_t i = 0; i < write.numbers->ne[0]; ++i) {
-            write.cache->written(write.rows[i]);
-        }
-    }
-}
-
 bool Wrapper::make_plans() {
     for (Cut &cut : cuts_) {
         Node &node = cut.node;
@@ -321,11 +287,8 @@ bool Wrapper::make_plans() {
 
 bool Wrapper::place(Plan &plan) {
     const Node &node = plan.node;
-    const ggml_tensor *mask = nullptr;
-    for (const Mask &each : masks_) {
-        mask = each.tensor == node.mask ? &each.shown : mask;
-    }
-    const std::vector<Placed> *placed = plan.cache->place(mask, node.rows, node.first_stream, node.streams, node.k->ne[1]);
+    const auto mask = std::find_if(masks_.begin(), masks_.end(), [&](const Mask &each) { return each.tensor == node.mask; });
+    const std::vector<Placed> *placed = plan.cache->place(&mask->shown, node.rows, node.first_stream, node.streams, node.k->ne[1], mask->kept);
     if (placed != nullptr) {
         plan.placed = *placed;
     }
@@ -492,126 +455,6 @@ bool Wrapper::update_late() {
     return done;
 }
 
-// --- prints of keys -------------------------------------------------------------------------------------------------------------
-
-Layer *Wrapper::witness(const Plan &plan) const {
-    // The middle one: the first layer's keys hold no context.
-    return plan.sparse_layers.empty() ? nullptr : plan.sparse_layers[plan.sparse_layers.size() / 2];
-}
-
-const float *Wrapper::read_keys(const Layer &layer, const std::vector<int32_t> &cells) {
-    const int64_t count = static_cast<int64_t>(cells.size());
-    enter();
-    if (static_cast<int64_t>(numbers_->size()) < count) {
-        numbers_->grow(static_cast<size_t>(2 * count));
-        keys_->grow(static_cast<size_t>(2 * count * PRINTED));
-    }
-    numbers_->put(0, cells.data(), cells.size());
-    ggml_tensor *root = const_cast<ggml_tensor *>(layer.tensor);
-    ggml_tensor *rows = ggml.ggml_view_2d(tensors_, root, PRINTED, layer.cells * layer.streams, layer.row_bytes, 0);
-    rows->buffer = root->buffer;
-    ggml_tensor *numbers = ggml.ggml_new_tensor_1d(tensors_, GGML_TYPE_I32, count);
-    numbers->data = numbers_->data();
-    numbers->buffer = memory_->buffer_of(numbers->data);
-    ggml_tensor *keys = ggml.ggml_get_rows(tensors_, rows, numbers);
-    keys->data = keys_->data();
-    keys->buffer = memory_->buffer_of(keys->data);
-    leave();
-    if (!compute_alone(keys)) {
-        return nullptr;
-    }
-    enter();
-    return static_cast<const float *>(memory_->get(keys->data, cells.size() * PRINTED * sizeof(float)));
-}
-
-void Wrapper::look_for_changes(Plan &plan) {
-    Layer *layer = witness(plan);
-    for (const Placed &group : plan.placed) {
-        Sequence &sequence = *group.sequence;
-        const bool grew = sequence.seen_version == sequence.version() && sequence.seen_size + group.rows == sequence.size();
-        sequence.seen_version = sequence.version();
-        sequence.seen_size = sequence.size();
-        if (layer == nullptr || (grew && plan.cache->steps() % STEPS_BETWEEN_CHECKS != 0)) {
-            continue;
-        }
-        Known &known = layer->of(sequence);
-        std::vector<int32_t> cells;
-        const int64_t block = attention_->block();
-        for (size_t j = 0; j < known.prints.size(); ++j) {
-            const int64_t end = std::min(static_cast<int64_t>(j + 1) * block, known.printed);
-            if (end > known.summarised) {
-                break;
-            }
-            cells.push_back(sequence.cells()[static_cast<size_t>(end - 1)]);
-        }
-        if (cells.empty()) {
-            continue;
-        }
-        const float *keys = read_keys(*layer, cells);
-        memory_->wait();
-        size_t same = 0;
-        while (keys != nullptr && same < cells.size() && print_of_floats(keys + static_cast<int64_t>(same) * PRINTED) == known.prints[same]) {
-            ++same;
-        }
-        if (same < cells.size()) {
-            const int64_t good = static_cast<int64_t>(same) * block;
-            counters.stale += static_cast<uint64_t>(known.summarised - good);
-            for (Layer *each : plan.sparse_layers) {
-                Known &its = each->of(sequence);
-                its.summarised = std::min(its.summarised, good);
-            }
-        }
-    }
-}
-
-void Wrapper::take_prints() {
-    for (Plan &plan : plans_) {
-        Layer *layer = plan.placed.empty() ? nullptr : witness(plan);
-        if (layer == nullptr) {
-            continue;
-        }
-        std::lock_guard<std::mutex> guard(plan.cache->mutex);
-        std::vector<int32_t> cells;
-        std::vector<Reading> readings;
-        size_t at = 0;
-        for (const Batch &batch : plan.sparse) {
-            for (size_t i = 0; batch.sparse && i < batch.groups.size(); ++i) {
-                const Sequence &sequence = *batch.groups[i].sequence;
-                const int64_t first = plan.begins[at++] / attention_->block(), blocks = attention_->blocks_of(sequence.size()) - first;
-                for (int64_t j = first; j < first + blocks; ++j) {
-                    cells.push_back(sequence.cells()[static_cast<size_t>(std::min((j + 1) * attention_->block(), sequence.size()) - 1)]);
-                }
-                readings.push_back({plan.cache, sequence.name, first, blocks, sequence.size(), nullptr});
-            }
-        }
-        const float *keys = cells.empty() ? nullptr : read_keys(*layer, cells);
-        for (Reading &reading : readings) {
-            reading.keys = keys;
-            keys = keys == nullptr ? nullptr : keys + reading.blocks * PRINTED;
-            reading.layer = layer->tensor;
-            readings_.push_back(reading);
-        }
-    }
-}
-
-void Wrapper::keep_prints() {
-    for (const Reading &reading : readings_) {
-        std::lock_guard<std::mutex> guard(reading.cache->mutex);
-        Layer *layer = reading.cache->find_layer(reading.layer);
-        auto found = layer == nullptr || reading.keys == nullptr ? decltype(layer->known.find(0)){} : layer->known.find(reading.sequence);
-        if (layer == nullptr || reading.keys == nullptr || found == layer->known.end()) {
-            continue;
-        }
-        Known &known = found->second;
-        known.prints.resize(static_cast<size_t>(reading.first_block + reading.blocks));
-        for (int64_t j = 0; j < reading.blocks; ++j) {
-            known.prints[static_cast<size_t>(reading.first_block + j)] = print_of_floats(reading.keys + j * PRINTED);
-        }
-        known.printed = reading.tokens;
-    }
-    readings_.clear();
-}
-
 // --- a step as a CUDA graph -----------------------------------------------------------------------------------------------------
 
 bool Wrapper::can_be_captured(ggml_cgraph *graph) const {
@@ -692,6 +535,15 @@ bool Wrapper::run_captured(ggml_cgraph *graph) {
 // --- a graph --------------------------------------------------------------------------------------------------------------------
 
 ggml_status Wrapper::compute(ggml_cgraph *graph) {
+    // A graph may write over its inputs, and what it writes nobody says.
+    struct Expiry {
+        const std::vector<std::shared_ptr<Inputs>> &all;
+        ~Expiry() {
+            for (const auto &each : all) {
+                each->expire();
+            }
+        }
+    } expiry = {inputs_};
     if (memory_ == nullptr || !look_through(graph)) {
         return pass_whole(graph);
     }

@@ -5,12 +5,16 @@
 #include "attention.h"
 #include "ggml-backend.h"
 #include "gpu_memory.h"
+#include "inputs.h"
 #include "step.h"
 
 #include <exception>
 #include <memory>
 
 namespace vanward {
+
+/** Steps after which keys are compared with their prints, and masks are read, whatever happened. */
+constexpr uint64_t STEPS_BETWEEN_CHECKS = 256;
 
 /** Integers of the host, shown to a GPU: what did not change is not copied again. */
 class Mirror {
@@ -87,6 +91,9 @@ class Wrapper {
     /** What the graph does with caches. Returns false where it is the wrapped backend's as a whole. */
     bool look_through(ggml_cgraph *graph);
     void read_inputs();
+    /** What a tensor holds, if the host wrote it since the last graph; otherwise NULL. From then on it is known when the host writes it. */
+    const Kept *known(const ggml_tensor *tensor, size_t bytes);
+    void check_known();
     /** Which rows are of which sequences. Returns false where none is known. */
     bool make_plans();
     bool place(Plan &plan);
@@ -145,8 +152,18 @@ class Wrapper {
     struct Mask {
         const ggml_tensor *tensor;
         ggml_tensor shown;
+        const Kept *kept;
     };
     std::vector<Mask> masks_;
+    /** Those in the buffers that inputs lay in, the newest buffer at the end. */
+    std::vector<std::shared_ptr<Inputs>> inputs_;
+    /** Of this step's inputs those that are known, and how much of them is read. */
+    struct KnownInput {
+        const ggml_tensor *tensor;
+        const Kept *kept;
+        size_t bytes;
+    };
+    std::vector<KnownInput> known_;
     std::vector<Mirrors> mirrors_;
     size_t mirrors_used_ = 0;
     std::vector<Reading> readings_;

@@ -13,6 +13,7 @@
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
  *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied.
  *         Lines `host` have what the host spent in a step on a GPU
+ * inputs  what the host writes into a mask, and what else does, through tests/apart_inputs.cpp in the backend of VANWARD_GGML_BACKEND; of no model
  * beside  the same times for a model on the devices stock=NAME,… and one on the others, by turns in one process; the options are as they are by
  *         default where variants do not say them
  */
@@ -75,7 +76,8 @@ static uint64_t counter(const char *name) {
 static void print_counters(void) {
     static const char *const names[] = {"sparse", "dense", "writes", "passed", "errors", "declined_rows", "declined_short",
                                         "declined_threads", "declined_type", "declined_trained", "declined_early", "stale", "shifts",
-                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "read_ns", "plan_ns", "launch_ns", "checked",
+                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "kept_inputs", "read_inputs", "read_ns", "plan_ns",
+                                        "launch_ns", "checked", "wrong_inputs",
                                         "wrong_summaries", "wrong_tokens", "wrong_outputs"};
     printf("counters");
     for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
@@ -865,7 +867,7 @@ static void compare(void) {
 
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|restore|cases|embed|bench|beside|compare|memory [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|restore|cases|embed|bench|beside|compare|memory|inputs [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -910,7 +912,8 @@ int main(int argc, char **argv) {
     load_llama((const char *const[]){argv[1], argv[2], argv[3]}, argv[4]);
     ggml_log_set(on_log, NULL);
     llama_log_set(on_log, NULL);
-    if (strcmp(argv[6], "memory") == 0) {
+    const char *command = argv[6];
+    if (strcmp(command, "memory") == 0) {
         for (const char *const *name = (const char *const[]){"CPU", "VANWARD0", NULL}; *name != NULL; ++name) {
             void *device = ggml_backend_dev_by_name(*name);
             size_t free = 0, total = 0;
@@ -921,9 +924,18 @@ int main(int argc, char **argv) {
         }
         return 0;
     }
+    if (strcmp(command, "inputs") == 0) {
+        void *library = dlopen(getenv("VANWARD_GGML_BACKEND"), RTLD_NOW);
+        int (*play)(void) = NULL;
+        *(void **)&play = library == NULL ? NULL : dlsym(library, "apart_inputs");
+        if (play == NULL || play() != 0) {
+            fail(play == NULL ? dlerror() : "an input was taken for another one");
+        }
+        print_counters();
+        return 0;
+    }
     model = load_model(device_name);
     vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    const char *command = argv[6];
     if (strcmp(command, "score") == 0 || strcmp(command, "steps") == 0) {
         score(strcmp(command, "steps") == 0);
     } else if (strcmp(command, "random") == 0) {

@@ -410,6 +410,79 @@ class OnEmulatedGpu(WithRelease):
     test_a_passkey_is_found_wherever_stock_finds_it = None
 
 
+class Apart:
+    """A wrapper of the device of tests/apart.cpp, to which inputs are copied as to a GPU."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.release = cls.fetch()
+        except releases.Missing as missing:
+            raise unittest.SkipTest(f"{cls.__name__}: {missing}") from missing
+        cls.tiny = releases.tiny(BUILD)
+        cls.options = {"DEVICES": "APART0", "BACKEND": BUILD / f"libllama-apart-api{cls.API}.so", "DENSE_BELOW": 0, "CHECK": 1}
+
+    def assert_nothing_is_wrong(self, out):
+        for wrong in ["wrong_inputs", "wrong_summaries", "wrong_tokens", "wrong_outputs", "errors", "passed"]:
+            self.assertEqual(out[wrong], 0, wrong)
+
+    def test_what_the_host_wrote_is_known_and_read_back_once(self):
+        # The mask and the numbers of rows of each step, but in the first one the mask alone: there is no sequence yet that a write would change.
+        out = run(self.release, self.tiny, self.options, "cases", depth=300, count=20, context=1024, sequences=2, unified=1, random_text=1)
+        self.assert_nothing_is_wrong(out)
+        self.assertEqual(out["eager"], 20)
+        self.assertEqual(out["read_inputs"], 2)
+        self.assertEqual(out["kept_inputs"], 2 * 20 - 1 - 2)
+
+    def test_inputs_of_two_devices_are_known_to_each(self):
+        out = run(self.release, self.tiny, {**self.options, "DEVICES": "APART*"}, "cases", depth=300, count=20, context=1024, sequences=2, unified=1, random_text=1)
+        self.assert_nothing_is_wrong(out)
+        self.assertEqual(out["eager"], 2 * 20)
+        self.assertEqual(out["read_inputs"], 2 * 2)
+        self.assertEqual(out["kept_inputs"], 2 * (2 * 20 - 1 - 2))
+
+    def test_what_else_writes_over_an_input_is_noticed(self):
+        out = run(self.release, "no model", {**self.options, "BLOCK": 16}, "inputs")
+        self.assert_nothing_is_wrong(out)
+        self.assertEqual(out["eager"], out["checked"])
+
+    def test_random_operations_find_no_input_that_is_stale(self):
+        # With sliding windows there are two masks.
+        for model, operations in [(self.tiny, 100), (releases.tiny(BUILD, "gemma2"), 100)]:
+            out = run(self.release, model, self.options, "random", operations=operations * (10 if LONG else 1), seed=700)
+            print(f"{self.release.name}, inputs apart, {model.name}: {out.counters}")
+            self.assert_nothing_is_wrong(out)
+            self.assertGreater(out["sparse"], 0)
+            self.assertGreater(out["stale"], 0)
+            self.assertGreater(out["kept_inputs"], 20 * out["read_inputs"])
+
+    def test_everything_selected_gives_stock_results(self):
+        arguments = {"depth": 300, "count": 3, "context": 2048, "random_text": 1, "sequences": 4}
+        for unified in [0, 1]:
+            stock = run(self.release, self.tiny, None, "cases", unified=unified, **arguments)
+            ours = run(self.release, self.tiny, {**self.options, "BUDGET": "100%"}, "cases", unified=unified, **arguments)
+            self.assert_nothing_is_wrong(ours)
+            self.assertGreater(ours["sparse"], 0)
+            # ggml sums values in float16.
+            self.assertLess(abs(float(ours.sum) / float(stock.sum) - 1), 5e-3)
+
+    def test_a_step_whose_inputs_cannot_be_read_back_is_left_to_ggml(self):
+        out = run(self.release, self.tiny, {**self.options, "CHECK": 0}, "cases", {"VANWARD_EMULATOR_FAIL": "cuMemcpyDtoHAsync_v2:1"}, depth=60, count=6,
+                  context=1024, random_text=1)
+        self.assertEqual(out["errors"], 1)
+        self.assertGreater(out["sparse"], 0)
+
+
+class NpmApart(Apart, unittest.TestCase):
+    fetch = staticmethod(releases.npm)
+    API = 2
+
+
+class DebianApart(Apart, unittest.TestCase):
+    fetch = staticmethod(releases.debian)
+    API = 3
+
+
 class Npm(WithRelease, unittest.TestCase):
     fetch = staticmethod(releases.npm)
     SHARES_THREADS = False
@@ -444,6 +517,21 @@ class Writes(unittest.TestCase):
     def test_what_is_written_outside_of_graphs_is_no_longer_summarised(self):
         done = subprocess.run([BUILD / "llama-writes"], stdout=subprocess.PIPE, text=True)
         self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class Inputs(unittest.TestCase):
+    def play(self, part):
+        done = subprocess.run([BUILD / "llama-inputs", part], stdout=subprocess.PIPE, text=True, timeout=100)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_what_the_host_wrote_is_known_until_something_else_may_be_there(self):
+        self.play("known")
+
+    def test_masks_are_followed_by_what_changed_in_them(self):
+        self.play("masks")
+
+    def test_sets_of_cells_are_compared_as_by_single_cells(self):
+        self.play("sets")
 
 
 class Picture(unittest.TestCase):

@@ -126,10 +126,15 @@ void writes() {
     CHECK(calls.cpy_tensor(buffer, &from, &to));
     CHECK(static_cast<char *>(to.data)[3 * ROW] == 77);
     CHECK(example.has(100, 0));
+    // What does not go through the buffer's functions, and is told.
+    overwritten(second, stream + 30 * ROW, ROW);
+    CHECK(example.has(100, 30));
+    overwritten(&to);
+    CHECK(example.has(100, 0));
     calls.clear(buffer, 1);
     CHECK(example.row(0)[0] == 1);
     CHECK(example.has(0, 0));
-    CHECK(counters.stale == 61 + 100);  // of the middle layer
+    CHECK(counters.stale == 61 + 100 + 70 + 100);  // of the middle layer
 
     // A buffer goes on after the cache in it is forgotten; and one that lacks functions does so watched.
     release_caches(&example);
