@@ -14,7 +14,8 @@ channels whose first 512 are the values, one for all heads, and lists of 2048 to
 query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, `of_1_among` and
 `of_9_among` after a read that fills the cache, and `repaired positions` those of which a prediction missed a share. `cells` are pages of
 one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
-beside one position and beside a chain of as many. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
+beside one position and beside a chain of as many. `batches` are sequences that have `room` for so many tokens, and are as long, ragged, or all
+but one a sixteenth as long, over all tokens: by the variant that the library chooses, and by others that are forced. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
 many positions, over the same list or over all tokens; a `ratio` is to one position. Microseconds, medians; inputs are in no cache.
 """
 
@@ -426,6 +427,59 @@ def repaired_positions(session, timer, rows, quick):
             rows.put("repaired positions", batch=batch, mode=mode, missed=missed, **of)
 
 
+LENGTHS = {  # of the tokens that sequences have room for
+    "equal": lambda share: torch.ones_like(share),
+    "ragged": lambda share: 0.05 + 0.95 * share,
+    "one long": lambda share: torch.full_like(share, 1 / 16),
+}
+
+
+class Batch(Positions):
+    """One query position of several sequences, over all of their tokens or those of a window."""
+
+    def __init__(self, session, batch, tokens, window, fp8):
+        super().__init__(session, batch, tokens, 0, 1)
+        self.tokens, self.window, self.fp8 = tokens, window, fp8
+        if fp8:
+            self.keys, self.values = ([x.to(torch.float8_e4m3fn) for x in of] for of in (self.keys, self.values))
+
+    def set_lengths(self, name):
+        share = torch.rand(self.batch, generator=torch.Generator().manual_seed(1))
+        lens = (LENGTHS[name](share) * self.tokens).int()
+        lens[0] = self.tokens
+        self.lens.copy_(lens)
+        seen = lens.clamp(max=self.window) if self.window else lens
+        self.bytes = int(seen.sum()) * 2 * KV_HEADS * DIM * (1 if self.fp8 else 2)
+
+    def time(self, session, timer):
+        self.session = session
+        call = self.call(window=self.window)
+        call(0)
+        if not self.window and not self.fp8:
+            self.check()
+        return timer.graph(call, self.sets)
+
+
+def batches(session, timer, rows, quick):
+    points = [(8, 2 << 10, 0, False), (16, 4 << 10, 0, False), (17, 4 << 10, 0, False), (32, 8 << 10, 0, False)]
+    points += [(64, tokens << 10, 0, False) for tokens in (1, 2, 4, 8, 16)] + [(256, 512, 0, False), (256, 2 << 10, 0, False), (8, 128 << 10, 0, False)]
+    points += [(64, 32 << 10, window, False) for window in (128, 1024)] + [(64, tokens << 10, 0, True) for tokens in (2, 8, 16)]
+    forced = {name: vanward.Session("cuda", variants=f"attention={name}") for name in ("decode128", "verify128", "mma")}
+    for other in forced.values():
+        other.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
+    for batch, tokens, window, fp8 in points[6:7] if quick else points:
+        case = Batch(session, batch, tokens, window, fp8)
+        for name in LENGTHS:
+            case.set_lengths(name)
+            row = dict(batch=batch, room=tokens, window=window, fp8=fp8, lengths=name, copy=timer.copy(case.bytes), chosen=case.time(session, timer))
+            row.update({variant: case.time(other, timer) for variant, other in forced.items() if not (fp8 and variant == "verify128")})
+            rows.put("batches", **row)
+        del case
+        torch.cuda.empty_cache()
+    for other in forced.values():
+        other.close()
+
+
 class Latents:
     """`sets` caches of latents, each with lists of `budget` tokens, and the library's calls on each."""
 
@@ -482,7 +536,7 @@ def latents(session, timer, rows, quick):
             rows.put("latents", **row, torch_graph=timer.graph(case.torch_listed, case.sets))
 
 
-PARTS = dict(attend=attend, repair=repair, dense=dense, positions=positions, floors=floors, cells=cells, trees=trees,
+PARTS = dict(attend=attend, repair=repair, dense=dense, positions=positions, batches=batches, floors=floors, cells=cells, trees=trees,
              repaired_positions=repaired_positions, latents=latents, sizes=sizes, forms=forms)
 
 

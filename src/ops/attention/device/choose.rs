@@ -218,11 +218,16 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     };
     let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
     let is_uneven = decode128::is_uneven(device.multiprocessors, sizes, lists);
+    // Whole sequences of several, more than 8 rows each, where it has a cluster for each of them.
+    let is_shorts = !lists
+        && sizes.rows >= verify128::FEWEST_ROWS
+        && verify128::are_many(sizes, device.multiprocessors)
+        && matches!(fit_verify_short(device, sizes, options), Fit::Takes);
     let shape = decode128::shape(device.multiprocessors, sizes, rows, partials);
     let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
-    let is_verify128s =
-        (is_far || suits_verify128(sizes, options)) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
-    let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
+    let is_verify128s = (is_far || suits_verify128(device, sizes, options))
+        && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+    let fit = if is_uneven || start || is_verify128s || is_shorts { Fit::Slower } else { Fit::Takes };
     fit.unless(int4.is_some(), NO_INT4)
         .unless(tree, "it takes no draft tree")
         .unless(!device.runs_decode128, "it needs compute capability 9.0")
@@ -240,22 +245,25 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 
 /// Whether verify128 takes any number of rows: where it is the fastest, and in a batch-invariant session for all tokens of a sequence, so that
 /// a draft's row has the bits when it is verified that it would have alone.
-fn suits_verify128(sizes: &Sizes, options: &Options) -> bool {
-    reads_most(sizes, options) || is_alike(sizes, options)
+fn suits_verify128(device: &Device, sizes: &Sizes, options: &Options) -> bool {
+    reads_most(device, sizes, options) || is_alike(sizes, options)
 }
 
 fn is_alike(sizes: &Sizes, options: &Options) -> bool {
     sizes.is_invariant() && !options.lists
 }
 
-/// Whether all tokens of all sequences are read, and are so many that verify128 reads them fastest whatever the number of rows. Where they
-/// are more still, the device's power is the limit, and mma takes less of it. Where pages end within tiles, mma was faster for
-/// four rows and slower for sixteen; one of its warps attends for up to eight.
-fn reads_most(sizes: &Sizes, options: &Options) -> bool {
-    let tokens = sizes.split_lists().saturating_mul(sizes.list_tokens);
-    let is_long = sizes.list_tokens >= verify128::LONG_TOKENS;
+/// Whether so many tokens are read that verify128 reads them fastest whatever the number of rows. decode128 is faster to lists of blocks, and to all
+/// tokens of several sequences, where none can be much longer than the others. Where pages end within tiles, mma was faster for four rows and
+/// slower for sixteen; one of its warps attends for up to eight.
+fn reads_most(device: &Device, sizes: &Sizes, options: &Options) -> bool {
+    let (lists, list_tokens) = (sizes.split_lists(), sizes.list_tokens);
+    let are_many =
+        lists.saturating_mul(list_tokens) >= verify128::DENSE_TOKENS && list_tokens >= verify128::LONG_TOKENS;
     let is_mmas = !options.whole_tiles && sizes.rows <= WARP_ROWS;
-    !options.lists && !options.window && is_long && !is_mmas && verify128::DENSE_TOKENS.contains(&tokens)
+    let is_decode128s = (options.lists || lists > sizes.kv_heads as u64)
+        && !decode128::is_uneven(device.multiprocessors, sizes, options.lists);
+    !options.window && are_many && !is_mmas && !is_decode128s
 }
 
 fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -284,7 +292,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         int4,
     } = *options;
     // Of draft trees it is the one fast variant.
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(sizes, options) && !tree;
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(device, sizes, options) && !tree;
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)

@@ -2,6 +2,7 @@
 
 use super::params::Params;
 use super::plan::{Element, Entry, Plan, Rows, Scratch, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS};
+use super::verify128;
 use crate::runtime::cuda::layout::Divisor;
 
 pub const CHANNELS: u32 = 128;
@@ -11,6 +12,11 @@ pub const MOST_LISTS: u64 = 1 << 20;
 const STATIC_SHARED: u32 = 5 << 10;
 /// Longer lists of several sequences differ in length, and are better split by what there is to do.
 const MOST_TOKENS: u64 = 12 << 10;
+/// The same of attention to all tokens of sequences, of which one may be as long as sequences may be, and all others short: where lists are so
+/// many that the longest one is soon done beside the others, where they are few, where there is one for each multiprocessor, and in between.
+const MOST_TOKENS_OF_MANY: u64 = 8 << 10;
+const MOST_TOKENS_OF_SOME: u64 = 4 << 10;
+const MOST_TOKENS_OF_ALL: u64 = 2 << 10;
 /// CTAs of a list.
 const MOST_CTAS: u32 = 16;
 /// Lists of fewer tokens in all leave half of the multiprocessors to the kernel that follows, which then is there before they end.
@@ -18,10 +24,25 @@ const FEW_TOKENS: u64 = 64 << 10;
 
 /// Whether lists may differ so much in length that CTAs would wait for the longest.
 pub fn is_uneven(multiprocessors: u32, sizes: &Sizes, has_lists: bool) -> bool {
+    let (lists, multiprocessors) = (sizes.split_lists(), u64::from(multiprocessors));
     // The lists of one sequence are equally long.
-    let may_differ = sizes.split_lists() > sizes.kv_heads as u64;
-    let are_many = sizes.split_lists() > (multiprocessors / MOST_CTAS * 2) as u64;
-    may_differ && (sizes.list_tokens > MOST_TOKENS || (!has_lists && are_many))
+    if lists <= sizes.kv_heads as u64 {
+        return false;
+    }
+    // The other variants that take FP8 take longer.
+    let times = if sizes.element == Some(Element::Fp8) && !has_lists { 4 } else { 1 };
+    let are_few = lists.saturating_mul(sizes.list_tokens) < verify128::DENSE_TOKENS * times;
+    let most = if has_lists || lists * u64::from(MOST_CTAS) <= 2 * multiprocessors {
+        MOST_TOKENS
+    } else if are_few || lists.saturating_mul(2) >= 5 * multiprocessors {
+        MOST_TOKENS_OF_MANY
+    } else if lists > multiprocessors {
+        MOST_TOKENS_OF_SOME
+    } else {
+        MOST_TOKENS_OF_ALL
+    };
+    let longest = if has_lists { sizes.list_tokens } else { sizes.list_tokens.min(sizes.window_tokens) };
+    longest > most * times
 }
 
 /// How a list is split.

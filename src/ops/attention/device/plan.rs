@@ -174,6 +174,8 @@ pub struct Sizes {
     pub invariant_batch: u32,
     /// Tokens of a full list.
     pub list_tokens: u64,
+    /// Tokens of a sequence that a window leaves, and `u64::MAX` without one.
+    pub window_tokens: u64,
     /// Units of a full list, and tiles of a unit.
     pub units: u64,
     pub unit_tiles: u32,
@@ -196,6 +198,10 @@ impl Sizes {
             sequence_lists: sequence_lists(job) as u64,
             invariant_batch,
             list_tokens,
+            window_tokens: match params.window {
+                0 => u64::MAX,
+                window => u64::from(window) + u64::from(params.positions),
+            },
             units: list_tokens.div_ceil(params.unit_tokens as u64),
             unit_tiles: params.unit_tiles.value,
         }
