@@ -24,6 +24,9 @@ const MOST: u64 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     Decode128(Element, Rows),
+    /// Of 64 channels, and of 256.
+    Decode64(Element, Rows),
+    Decode256(Element, Rows),
     /// With the term of what lists leave out.
     Decode128Term(Element, Rows),
     Verify128(Element),
@@ -42,6 +45,12 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// Whether it is one of decode128, decode64 and decode256, whose plans they have in common.
+    pub fn is_decode(self) -> bool {
+        use Entry::{Decode64, Decode128, Decode128Term, Decode256};
+        matches!(self, Decode128(..) | Decode64(..) | Decode256(..) | Decode128Term(..))
+    }
+
     /// Whether it is one of verify128, whose clusters and shared memory they have in common.
     pub fn is_verify128(self) -> bool {
         use Entry::{Int4Verify128, Int4Verify128Tree, Verify128, Verify128Tree};
@@ -267,7 +276,7 @@ impl Plan {
     pub fn counters(&self) -> usize {
         let items = self.params.work_items as usize;
         match self.entry {
-            Entry::Decode128(..) | Entry::Decode128Term(..) | Entry::Int4_128(..) => items * WARPS as usize,
+            entry if entry.is_decode() || matches!(entry, Entry::Int4_128(..)) => items * WARPS as usize,
             Entry::Mla64(_) | Entry::VerifyShort(_) | Entry::VerifyShortTree(_) => 0,
             // And one at which all CTAs arrive.
             _ => items * self.cluster.unwrap_or(1) as usize + 1,

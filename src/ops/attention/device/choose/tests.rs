@@ -99,7 +99,8 @@ fn queries_of_float32_take_what_rounds_them() {
     let wide = Options { wide_queries: true, ..NOTHING };
     assert_eq!(chosen(&H200, &SIZES, &wide), Variant::Decode128);
     assert_eq!(chosen(&H200, &Sizes { rows: 64, ..SIZES }, &wide), Variant::Verify128Short);
-    assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Mma);
+    assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Decode64);
+    assert_eq!(chosen(&H200, &Sizes { dim: 80, value_dim: 80, ..SIZES }, &wide), Variant::Mma);
     assert_eq!(chosen(&H200, &MLA, &Options { wide_queries: true, ..LATENTS }), Variant::Mma);
 }
 
@@ -237,6 +238,22 @@ fn dense_attention_of_several_sequences_takes_what_was_fastest_where_one_is_as_l
     ] {
         let sizes = Sizes { element: Some(Element::Fp8), lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
         assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens of FP8");
+    }
+    // Heads of other widths.
+    for (dim, lists, tokens, variant) in [
+        (64, 8, 1 << 15, Variant::Decode64),
+        (64, 128, 1 << 17, Variant::Decode64),
+        (64, 128, (1 << 18) + 16, Variant::Mma),
+        (256, 8, 1 << 17, Variant::Decode256),
+        (256, 32, 1 << 14, Variant::Decode256),
+        (256, 128, 1 << 14, Variant::Mma),
+        (256, 512, 1 << 14, Variant::Decode256),
+        (80, 8, 1 << 15, Variant::Mma),
+    ] {
+        let sizes = Sizes { dim, value_dim: dim, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
+        assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens, {dim} channels");
+        let many = Sizes { rows: 9, ..sizes };
+        assert_eq!(chosen(&H200, &many, &dense), Variant::Mma, "{dim} channels, nine rows");
     }
     // Of more than eight rows, too, but for as many as verify128_short has clusters for.
     assert_eq!(of(16, 64, 1 << 11), Variant::Verify128Short);
