@@ -91,6 +91,8 @@ const DECLARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/mma_", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/repair_verify128", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode128_", ""),
+    ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode64", ""),
+    ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode256", ""),
     ("ops/select/cuda/axis_cluster.rs", "STATIC_SHARED", "select/axis_cluster", ""),
     ("ops/select/cuda/axis_two_launches.rs", "MULTIPLY_SHARED", "select/axis_two_launches", "select_axis_multiply"),
     ("ops/select/cuda/axis_two_launches.rs", "SELECT_SHARED", "select/axis_two_launches", "select_axis_weigh"),

@@ -14,11 +14,14 @@ channels whose first 512 are the values, one for all heads, and lists of 2048 to
 query positions of a sequence, as a verification of drafts has them, over all tokens and over a list that they share, `of_1_among` and
 `of_9_among` after a read that fills the cache, and `repaired positions` those of which a prediction missed a share. `cells` are pages of
 one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
-beside one position and beside a chain of as many. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
+beside one position and beside a chain of as many. `batches` are sequences that have `room` for so many tokens, and are as long, ragged, or all
+but one a sixteenth as long, over all tokens: by the variant that the library chooses, and by others that are forced. `widths` are heads of 64
+and of 256 channels, over all tokens and over lists. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
 many positions, over the same list or over all tokens; a `ratio` is to one position. Microseconds, medians; inputs are in no cache.
 """
 
 import functools
+import itertools
 import math
 
 import torch
@@ -45,19 +48,20 @@ def lists(batch, blocks, count):
 class Case:
     """`sets` caches of one shape, each with a list of `budget` tokens, and the library's calls on each."""
 
-    def __init__(self, session, batch, tokens, budget, block=BLOCK):
+    def __init__(self, session, batch, tokens, budget, block=BLOCK, dim=DIM):
+        self.dim = dim
         self.session, self.batch, self.block, self.blocks, self.count = session, batch, block, tokens // block, budget // block
-        self.bytes = 2 * batch * budget * KV_HEADS * DIM * 2
-        cache = 2 * batch * tokens * KV_HEADS * DIM * 2
+        self.bytes = 2 * batch * budget * KV_HEADS * self.dim * 2
+        cache = 2 * batch * tokens * KV_HEADS * self.dim * 2
         self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)), max(2, (16 << 30) // cache))
-        self.q = random(batch, HEADS, DIM)
+        self.q = random(batch, HEADS, self.dim)
         self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
         pages = batch * self.blocks
-        self.keys, self.values = ([random(pages, block, KV_HEADS, DIM) for _ in range(self.sets)] for _ in range(2))
+        self.keys, self.values = ([random(pages, block, KV_HEADS, self.dim) for _ in range(self.sets)] for _ in range(2))
         self.table = torch.randperm(pages, device="cuda").int().view(batch, self.blocks)
         self.ids = [lists(batch, self.blocks, self.count) for _ in range(self.sets)]
         self.counts = torch.full((batch, KV_HEADS), self.count, dtype=torch.int32, device="cuda")
-        self.out = torch.empty(batch, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty(batch, HEADS, self.dim, device="cuda", dtype=torch.bfloat16)
 
     def kv(self, i):
         return vanward.PagedKV(self.keys[i], self.values[i], self.lens, page_table=self.table)
@@ -72,7 +76,7 @@ class Case:
         return vanward.AttentionPartials(*self.states(cap))
 
     def states(self, *entries):
-        return [torch.empty(self.batch, HEADS, *entries, *tail, device="cuda") for tail in ((DIM,), (), ())]
+        return [torch.empty(self.batch, HEADS, *entries, *tail, device="cuda") for tail in ((self.dim,), (), ())]
 
     def on_current_stream(self, prepare):
         """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
@@ -97,14 +101,14 @@ class Case:
         return F.scaled_dot_product_attention(self.q[:, :, None], keys, values, enable_gqa=True).squeeze(2)
 
     def torch_dense(self, i):
-        view = lambda x: x.view(self.batch, -1, KV_HEADS, DIM).transpose(1, 2)  # noqa: E731
+        view = lambda x: x.view(self.batch, -1, KV_HEADS, self.dim).transpose(1, 2)  # noqa: E731
         return F.scaled_dot_product_attention(self.q[:, :, None], view(self.keys[i]), view(self.values[i]), enable_gqa=True)
 
     def check(self, i=0):
         torch.cuda.synchronize()
-        q = self.q.float().view(self.batch, KV_HEADS, GROUP, DIM)
-        scores = q @ self.gathered(self.keys, i).float().transpose(-1, -2) / math.sqrt(DIM)
-        want = (scores.softmax(-1) @ self.gathered(self.values, i).float()).view(self.batch, HEADS, DIM)
+        q = self.q.float().view(self.batch, KV_HEADS, GROUP, self.dim)
+        scores = q @ self.gathered(self.keys, i).float().transpose(-1, -2) / math.sqrt(self.dim)
+        want = (scores.softmax(-1) @ self.gathered(self.values, i).float()).view(self.batch, HEADS, self.dim)
         error = (self.out.float() - want).norm() / want.norm()
         assert error < 1e-2, f"error {error:.1e}"
 
@@ -259,8 +263,8 @@ def forms(session, timer, rows, _quick):
 class Positions(Case):
     """Several query positions of each sequence, the last tokens of it, over a shared list or over all tokens."""
 
-    def __init__(self, session, batch, tokens, budget, positions):
-        super().__init__(session, batch, tokens, budget or tokens)
+    def __init__(self, session, batch, tokens, budget, positions, dim=DIM):
+        super().__init__(session, batch, tokens, budget or tokens, dim=dim)
         self.is_listed = bool(budget)
         self.ask(positions)
         if not self.is_listed:
@@ -269,11 +273,11 @@ class Positions(Case):
     def ask(self, positions):
         """New queries, of so many positions."""
         self.positions = positions
-        self.q = random(self.batch, positions, HEADS, DIM)
+        self.q = random(self.batch, positions, HEADS, self.dim)
         self.out = torch.empty_like(self.q)
 
     def states(self, *entries):
-        return [torch.empty(self.batch, self.positions, HEADS, *entries, *tail, device="cuda") for tail in ((DIM,), (), ())]
+        return [torch.empty(self.batch, self.positions, HEADS, *entries, *tail, device="cuda") for tail in ((self.dim,), (), ())]
 
     def call(self, **more):
         return self.on_current_stream(lambda i, stream: self.attention(i, stream, listed=self.is_listed, **more))
@@ -290,12 +294,12 @@ class Positions(Case):
         tokens = (self.ids[i][0].long()[..., None] * self.block + offsets).flatten(1)
         root = int(self.lens[0]) - self.positions
         for n in range(self.positions):
-            q = self.q[0, n].float().view(KV_HEADS, GROUP, DIM)
-            scores = q @ keys.transpose(-1, -2) / math.sqrt(DIM)
+            q = self.q[0, n].float().view(KV_HEADS, GROUP, self.dim)
+            scores = q @ keys.transpose(-1, -2) / math.sqrt(self.dim)
             for node in range(self.positions):
                 if not self.sees(n, node):
                     scores.masked_fill_((tokens == root + node)[:, None], -math.inf)
-            want = (scores.softmax(-1) @ values).view(HEADS, DIM)
+            want = (scores.softmax(-1) @ values).view(HEADS, self.dim)
             error = (self.out[0, n].float() - want).norm() / want.norm()
             assert error < 1e-2, f"position {n}: error {error:.1e}"
 
@@ -426,6 +430,78 @@ def repaired_positions(session, timer, rows, quick):
             rows.put("repaired positions", batch=batch, mode=mode, missed=missed, **of)
 
 
+LENGTHS = {  # of the tokens that sequences have room for
+    "equal": lambda share: torch.ones_like(share),
+    "ragged": lambda share: 0.05 + 0.95 * share,
+    "one long": lambda share: torch.full_like(share, 1 / 16),
+}
+
+
+class Batch(Positions):
+    """One query position of several sequences, over all of their tokens or those of a window."""
+
+    def __init__(self, session, batch, tokens, window, fp8):
+        super().__init__(session, batch, tokens, 0, 1)
+        self.tokens, self.window, self.fp8 = tokens, window, fp8
+        if fp8:
+            self.keys, self.values = ([x.to(torch.float8_e4m3fn) for x in of] for of in (self.keys, self.values))
+
+    def set_lengths(self, name):
+        share = torch.rand(self.batch, generator=torch.Generator().manual_seed(1))
+        lens = (LENGTHS[name](share) * self.tokens).int()
+        lens[0] = self.tokens
+        self.lens.copy_(lens)
+        seen = lens.clamp(max=self.window) if self.window else lens
+        self.bytes = int(seen.sum()) * 2 * KV_HEADS * DIM * (1 if self.fp8 else 2)
+
+    def time(self, session, timer):
+        self.session = session
+        call = self.call(window=self.window)
+        call(0)
+        if not self.window and not self.fp8:
+            self.check()
+        return timer.graph(call, self.sets)
+
+
+def batches(session, timer, rows, quick):
+    points = [(8, 2 << 10, 0, False), (16, 4 << 10, 0, False), (17, 4 << 10, 0, False), (32, 8 << 10, 0, False)]
+    points += [(64, tokens << 10, 0, False) for tokens in (1, 2, 4, 8, 16)] + [(256, 512, 0, False), (256, 2 << 10, 0, False), (8, 128 << 10, 0, False)]
+    points += [(64, 32 << 10, window, False) for window in (128, 1024)] + [(64, tokens << 10, 0, True) for tokens in (2, 8, 16)]
+    forced = {name: vanward.Session("cuda", variants=f"attention={name}") for name in ("decode128", "verify128", "mma")}
+    for other in forced.values():
+        other.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
+    for batch, tokens, window, fp8 in points[6:7] if quick else points:
+        case = Batch(session, batch, tokens, window, fp8)
+        for name in LENGTHS:
+            case.set_lengths(name)
+            row = dict(batch=batch, room=tokens, window=window, fp8=fp8, lengths=name, copy=timer.copy(case.bytes), chosen=case.time(session, timer))
+            row.update({variant: case.time(other, timer) for variant, other in forced.items() if not (fp8 and variant == "verify128")})
+            rows.put("batches", **row)
+        del case
+        torch.cuda.empty_cache()
+    for other in forced.values():
+        other.close()
+
+
+def widths(session, timer, rows, quick):
+    points = [(1, 32 << 10, 0), (1, 128 << 10, 0), (8, 32 << 10, 0), (8, 128 << 10, 0)]
+    points += [(64, tokens << 10, 0) for tokens in (2, 8)] + [(256, 512, 0), (1, 32 << 10, 4096), (1, 32 << 10, 8192), (8, 32 << 10, 4096)]
+    with vanward.Session("cuda", variants="attention=mma") as other:
+        other.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
+        for dim, (batch, tokens, budget) in itertools.product((64, 256), points[:1] if quick else points):
+            case = Positions(session, batch, tokens, budget, 1, dim=dim)
+            row = dict(dim=dim, batch=batch, tokens=tokens, listed=budget or "all", copy=timer.copy(case.bytes))
+            for name, of in dict(chosen=session, mma=other).items():
+                case.session = of
+                call = case.call()
+                call(0)
+                case.check()
+                row[name] = timer.graph(call, case.sets)
+            rows.put("widths", **row)
+            del case
+            torch.cuda.empty_cache()
+
+
 class Latents:
     """`sets` caches of latents, each with lists of `budget` tokens, and the library's calls on each."""
 
@@ -482,7 +558,7 @@ def latents(session, timer, rows, quick):
             rows.put("latents", **row, torch_graph=timer.graph(case.torch_listed, case.sets))
 
 
-PARTS = dict(attend=attend, repair=repair, dense=dense, positions=positions, floors=floors, cells=cells, trees=trees,
+PARTS = dict(attend=attend, repair=repair, dense=dense, positions=positions, batches=batches, widths=widths, floors=floors, cells=cells, trees=trees,
              repaired_positions=repaired_positions, latents=latents, sizes=sizes, forms=forms)
 
 

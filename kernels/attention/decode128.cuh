@@ -5,6 +5,7 @@
 //
 // Runs where blocks are whole tiles of 16 tokens, which lie side by side or where a page table says, strides fit in 32 bits, and FP8 has no scale
 // per token: src/ops/attention/device/choose.rs.
+// Keys and values of 64 and of 256 channels in 16 bits are taken likewise (variants decode64, decode256), for up to eight rows.
 // Kernels attention_decode128_<type>_4 and _8 take up to four and eight rows (decode128_rows8.cuh), _16 nine to sixteen (decode128_rows16.cuh).
 //
 // Bytes: each key and value once, 4 · D a token of 16 bits. As many CTAs take a work item as have a multiprocessor each. What does not depend

@@ -105,7 +105,7 @@ __device__ inline void write_rows(const AttentionParams &p, const WorkItem &item
     for (uint32 begin = join.warp - first; begin < rows; begin += COUNT * sharing) {
         uint32 row[COUNT];
         char *to[COUNT];
-        float top[COUNT], sum[COUNT] = {}, acc[COUNT][4] = {};
+        float top[COUNT], sum[COUNT] = {}, acc[COUNT][Join::LANE_CHANNELS] = {};
 #pragma unroll
         for (uint32 i = 0; i < COUNT; i++) {
             row[i] = min(begin + i * sharing, rows - 1);
@@ -125,21 +125,23 @@ __device__ inline void write_rows(const AttentionParams &p, const WorkItem &item
                 const float take = weight(join.m_of(w, row[i]), top[i]);
                 sum[i] = fmaf(join.l_of(w, row[i]), take, sum[i]);
 #pragma unroll
-                for (uint32 n = 0; n < 4; n++) acc[i][n] = fmaf(join.acc_of(w, row[i], n), take, acc[i][n]);
+                for (uint32 n = 0; n < Join::LANE_CHANNELS; n++) acc[i][n] = fmaf(join.acc_of(w, row[i], n), take, acc[i][n]);
             }
         }
 #pragma unroll
         for (uint32 i = 0; i < COUNT; i++) {
             if (begin + i * sharing >= rows) break;
 #pragma unroll
-            for (uint32 n = 0; n < 4; n++) acc[i][n] = unless_empty(acc[i][n], sum[i]);
-            if (Join::BY_ROW && lies_packed<float4>(p.partials.acc, to[i])) {
-                write_channels<true>(p.partials.acc, to[i], join.lane * 4, float4{acc[i][0], acc[i][1], acc[i][2], acc[i][3]});
-            } else {
-#pragma unroll
-                for (uint32 n = 0; n < 4; n++)
-                    write_channels<false>(p.partials.acc, to[i], Join::BY_ROW ? join.lane * 4 + n : join.lane + n * WARP, acc[i][n]);
+            for (uint32 n = 0; n < Join::LANE_CHANNELS; n++) acc[i][n] = unless_empty(acc[i][n], sum[i]);
+            if constexpr (Join::BY_ROW) {
+                if (lies_packed<float4>(p.partials.acc, to[i])) {
+                    write_channels<true>(p.partials.acc, to[i], join.lane * 4, float4{acc[i][0], acc[i][1], acc[i][2], acc[i][3]});
+                    continue;
+                }
             }
+#pragma unroll
+            for (uint32 n = 0; n < Join::LANE_CHANNELS; n++)
+                write_channels<false>(p.partials.acc, to[i], Join::BY_ROW ? join.lane * 4 + n : join.lane + n * WARP, acc[i][n]);
         }
         // Each lane writes m and l of one row.
         const uint32 lane_row = begin + join.lane * sharing;

@@ -305,6 +305,7 @@ struct Rows16Compute {
 template <typename Compute>
 struct Rows16Join {
     static constexpr bool BY_ROW = true;
+    static constexpr uint32 LANE_CHANNELS = 4;
     static constexpr uint32 ROWS = 2 * WARP_ROWS, SLICE = 128 / WARPS;
     struct alignas(16) Shared {
         float m[ROWS][WARPS], l[ROWS][WARPS];

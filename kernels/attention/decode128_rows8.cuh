@@ -6,15 +6,16 @@
 
 #include "attention/decode128_partials.cuh"
 
-// How the warps of a CTA join, then the CTAs of a work item. Each warp joins one slice: 16 of the channels, of all rows. A word is two rows of
-// one channel; a lane has WORDS of them.
-template <uint32 ROWS, uint32 RING>
+// How the warps of a CTA join, then the CTAs of a work item. Each warp joins one slice of the channels, of all rows: 16 of them, or of 256 channels 32; of 64
+// the last four warps have none. A word is two rows of one channel; a lane has WORDS of them.
+template <uint32 ROWS, uint32 RING, uint32 CHANNELS = 128>
 struct Rows8Join {
     static constexpr bool BY_ROW = false;  // a lane's channels are 32 apart
-    static constexpr uint32 SLICE = 128 / WARPS, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
+    static constexpr uint32 LANE_CHANNELS = CHANNELS / WARP;
+    static constexpr uint32 SLICE = CHANNELS > 128 ? 32 : 16, SLICES = CHANNELS / SLICE, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
     static constexpr uint32 STATES = 8;                           // states that are joined at once: of warps, or of CTAs
     static constexpr uint32 LANE_WEIGHTS = ROWS * STATES / WARP;  // (state, row) whose weight one lane computes
-    static_assert(STATES == WARPS && 128 * ROWS * sizeof(float) <= RING && RING % 128 == 0);
+    static_assert(STATES == WARPS && SLICES <= WARPS && CHANNELS * ROWS * sizeof(float) <= RING && RING % 16 == 0);
     // Weights of the states that are being joined, by which a warp's lanes tell each other.
     struct Weights {
         float take[ROWS][STATES], l[ROWS][STATES], keep[ROWS];
@@ -23,7 +24,7 @@ struct Rows8Join {
         float m[ROWS][WARPS], l[ROWS][WARPS];
         Weights weights[WARPS];
     };
-    // One CTA's slice in scratch, [work items][WARPS][ctas].
+    // One CTA's slice in scratch, [work items][SLICES][ctas].
     struct Stored {
         float2 acc[SLICE][ROW_PAIRS];
         float m[ROWS], l[ROWS];
@@ -48,7 +49,7 @@ struct Rows8Join {
     __device__ Rows8Join(const AttentionParams &p, const WorkItem &item, Shared &shared, char *tiles, uint32 ctas, uint32 rank, uint32 number)
         : p(p), shared(shared), acc(reinterpret_cast<float2 *>(tiles)), ctas(ctas), rank(rank), lane(threadIdx.x % WARP),
           warp(threadIdx.x / WARP), row_pair(lane % ROW_PAIRS) {
-        const uint32 slice = number * WARPS + warp;
+        const uint32 slice = number * SLICES + warp;
         stored = pin_in_register(p.scratch + uint64(slice * ctas) * uint32(sizeof(Stored)));
         mine = pin_in_register(stored + rank * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
         counter = pin_in_register(p.counters + slice);
@@ -95,6 +96,7 @@ struct Rows8Join {
     __device__ bool join(const Compute &compute, const Meanwhile &meanwhile) {
         store_in_shared(compute);
         __syncthreads();
+        if (SLICES < WARPS && warp >= SLICES) return false;
         Weights &weights = shared.weights[warp];
         clear();
 #pragma unroll 1
@@ -273,9 +275,9 @@ struct Rows8Join {
 };
 
 // The queries of one warp.
-template <typename Type, uint32 ROWS>
-struct Rows8Queries : MmaCompute<Type, 128, 128>::template WarpQueries<ROWS> {
-    using Copies = typename MmaCompute<Type, 128, 128>::template WarpQueries<ROWS>;
+template <typename Compute, uint32 ROWS>
+struct Rows8Queries : Compute::template WarpQueries<ROWS> {
+    using Copies = typename Compute::template WarpQueries<ROWS>;
     static constexpr bool SHARED_BY_WARPS = false;
     const AttentionParams &p;
     uint32 lane;
@@ -288,16 +290,17 @@ struct Rows8Queries : MmaCompute<Type, 128, 128>::template WarpQueries<ROWS> {
         if (warp == 0) Copies::prefetch_first_reads(lane);
     }
     __device__ void request() const { Copies::request(p, shared_address(memory), lane); }
-    __device__ void to_registers(MmaCompute<Type, 128, 128> &compute) const { compute.template queries_to_registers<ROWS>(shared_address(memory)); }
+    __device__ void to_registers(Compute &compute) const { compute.template queries_to_registers<ROWS>(shared_address(memory)); }
 };
 
-template <typename Type, uint32 ROW_COUNT>
+// Stages of fewer bytes are more of them.
+template <typename Type, uint32 ROW_COUNT, uint32 CHANNELS = 128>
 struct Rows8Form {
-    using Compute = MmaCompute<Type, 128, 128>;
-    using Queries = Rows8Queries<Type, ROW_COUNT>;
+    using Compute = MmaCompute<Type, CHANNELS, CHANNELS>;
+    using Queries = Rows8Queries<Compute, ROW_COUNT>;
     static constexpr bool KEYS_ARE_A_GROUP = true;
-    static constexpr uint32 LEAST_STAGES = 4 / Type::BYTES, MOST_STAGES = LEAST_STAGES, STAGE = sizeof(TokenInfo) + 2 * TILE * Compute::PITCH;
-    using Join = Rows8Join<ROW_COUNT, LEAST_STAGES * STAGE>;
+    static constexpr uint32 LEAST_STAGES = 512 / (CHANNELS * Type::BYTES), MOST_STAGES = LEAST_STAGES, STAGE = sizeof(TokenInfo) + 2 * TILE * Compute::PITCH;
+    using Join = Rows8Join<ROW_COUNT, LEAST_STAGES * STAGE, CHANNELS>;
 
     // Shared memory of one warp: queries; once those are in registers, the sum of the states of its units.
     __device__ static char *warp_memory(const AttentionParams &p, char *shared, uint32 warp) {

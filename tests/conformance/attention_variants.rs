@@ -12,6 +12,8 @@ use vanward::abi::*;
 pub const CASES: &[Case] = cases![
     attention_by_decode128_agrees_with_the_formula,
     attention_by_decode128_finds_each_token_by_its_page,
+    attention_by_decode64_agrees_with_the_formula,
+    attention_by_decode256_agrees_with_the_formula,
     attention_by_verify128_agrees_with_the_formula,
     attention_by_verify128_short_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
@@ -135,6 +137,45 @@ fn attention_by_decode128_agrees_with_the_formula(backend: &Backend) {
 
 fn attention_by_decode128_finds_each_token_by_its_page(backend: &Backend) {
     attend(backend, "decode128", HOPPER_AND_LATER, 24, in_paged_tiles, true);
+}
+
+/// Heads of so many channels in 16 bits, up to eight rows a list, in pages that tiles end with or not.
+fn in_16_bits(rng: &mut Rng, channels: usize) -> Spec {
+    let spec = if rng.one_in(3) { in_paged_tiles(rng) } else { in_whole_tiles(rng) };
+    let rows = [(None, 1), (None, 4), (None, 5), (None, 8), (Some(2), 3), (Some(4), 2), (Some(8), 1)];
+    let (positions, group) = rng.pick(&rows);
+    let lists = if positions.is_none() && spec.lists == Lists::Own { Lists::Shared } else { spec.lists };
+    let (q_lens, scales) = (spec.q_lens && positions.is_some(), [Scales::Absent; 2]);
+    // Long enough for a warp to take its ring several times.
+    let most = if spec.batch == 1 { rng.pick(&[300, 5000]) } else { spec.most };
+    Spec {
+        positions,
+        group,
+        lists,
+        q_lens,
+        scales,
+        most,
+        dim: channels,
+        value_dim: channels,
+        kv_type: spec.q_type,
+        ..spec
+    }
+}
+
+fn of_64_channels(rng: &mut Rng) -> Spec {
+    in_16_bits(rng, 64)
+}
+
+fn of_256_channels(rng: &mut Rng) -> Spec {
+    in_16_bits(rng, 256)
+}
+
+fn attention_by_decode64_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "decode64", HOPPER_AND_LATER, 30, of_64_channels, true);
+}
+
+fn attention_by_decode256_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "decode256", HOPPER_AND_LATER, 20, of_256_channels, true);
 }
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
@@ -270,8 +311,13 @@ fn attention_to_float32_queries_is_that_to_rounded_ones_on_tensor_cores(backend:
         Spec { dim, value_dim, scale: Some(0.1), most: 150, ..in_whole_tiles(rng) }
     };
     type Of<'a> = &'a dyn Fn(&mut Rng) -> Spec;
-    let variants: [(&str, _, Of); 3] =
-        [("decode128", HOPPER_AND_LATER, &in_whole_tiles), ("verify128", HOPPER, &drafts), ("mma", ANY, &of_any_width)];
+    let variants: [(&str, _, Of); 5] = [
+        ("decode128", HOPPER_AND_LATER, &in_whole_tiles),
+        ("decode64", HOPPER_AND_LATER, &of_64_channels),
+        ("decode256", HOPPER_AND_LATER, &of_256_channels),
+        ("verify128", HOPPER, &drafts),
+        ("mma", ANY, &of_any_width),
+    ];
     for (variant, capabilities, spec) in variants {
         let Some(backend) = backend.forcing(&format!("attention={variant}"), capabilities) else { continue };
         rounds(8, |rng| {
@@ -403,8 +449,10 @@ type SpecOf = fn(&mut Rng) -> Spec;
 
 /// Where a warp, a CTA or a chunk has such keys alone, there is no maximum to say that it has any.
 fn keys_that_are_nan_spoil_the_rows_that_see_them(backend: &Backend) {
-    let variants: [(&str, RangeInclusive<u32>, SpecOf); 7] = [
+    let variants: [(&str, RangeInclusive<u32>, SpecOf); 9] = [
         ("decode128", HOPPER_AND_LATER, in_whole_tiles),
+        ("decode64", HOPPER_AND_LATER, of_64_channels),
+        ("decode256", HOPPER_AND_LATER, of_256_channels),
         ("verify128", HOPPER, drafts),
         ("verify128_short", HOPPER, drafts),
         ("mla16", HOPPER_AND_LATER, |rng| latents(rng, &[16])),

@@ -16,6 +16,10 @@ variants! {
     pub enum Variant: "attention" {
         /// Heads of 128 channels, tokens in whole tiles, up to 16 rows a list.
         Decode128 = "decode128",
+        /// Heads of 64 channels in 16 bits, tokens in whole tiles, up to 8 rows a list.
+        Decode64 = "decode64",
+        /// The same of 256 channels.
+        Decode256 = "decode256",
         /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified, over few short lists.
         Verify128Short = "verify128_short",
         /// The same, over any.
@@ -176,6 +180,8 @@ const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
+        Variant::Decode64 => fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS),
+        Variant::Decode256 => fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS),
         Variant::Verify128Short => fit_verify_short(device, sizes, options),
         Variant::Verify128 => fit_verify128(device, sizes, options),
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
@@ -188,6 +194,19 @@ pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) 
 }
 
 fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    takes_decode(device, sizes, options).unless(is_wide, "it takes heads of 128 channels")
+}
+
+fn fit_other_decode(device: &Device, sizes: &Sizes, options: &Options, channels: u32) -> Fit {
+    takes_decode(device, sizes, options)
+        .unless(sizes.element == Some(Element::Fp8), "it takes keys of 16 bits")
+        .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
+        .unless((sizes.dim, sizes.value_dim) != (channels, channels), "it takes heads of another number of channels")
+}
+
+/// What decode128, decode64 and decode256 take.
+fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
         q_lens: _,
@@ -211,22 +230,25 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         tree,
         int4,
     } = *options;
-    let (Some(element), Some(rows)) = (sizes.element, Rows::of(sizes.rows)) else {
+    let Some(form) = decode128::Form::of(sizes) else {
         return Fit::Cannot(
             "it takes keys of 16 bits with queries of theirs or of float32, FP8 with 16-bit queries, and up to 16 rows a list",
         );
     };
-    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
     let is_uneven = decode128::is_uneven(device.multiprocessors, sizes, lists);
-    let shape = decode128::shape(device.multiprocessors, sizes, rows, partials);
-    let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
-    let is_verify128s =
-        (is_far || suits_verify128(sizes, options)) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
-    let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
+    // Whole sequences of several, more than 8 rows each, where it has a cluster for each of them.
+    let is_shorts = !lists
+        && sizes.rows >= verify128::FEWEST_ROWS
+        && verify128::are_many(sizes, device.multiprocessors)
+        && matches!(fit_verify_short(device, sizes, options), Fit::Takes);
+    let shape = decode128::shape(device.multiprocessors, sizes, form.rows(), partials);
+    let stages = form.stages(device.shared_bytes, shape.adds_up_units());
+    let is_verify128s = (is_far || suits_verify128(device, sizes, options))
+        && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+    let fit = if is_uneven || start || is_verify128s || is_shorts { Fit::Slower } else { Fit::Takes };
     fit.unless(int4.is_some(), NO_INT4)
         .unless(tree, "it takes no draft tree")
         .unless(!device.runs_decode128, "it needs compute capability 9.0")
-        .unless(is_wide, "it takes heads of 128 channels")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(
             !whole_tiles && !paged_tiles,
@@ -240,22 +262,25 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 
 /// Whether verify128 takes any number of rows: where it is the fastest, and in a batch-invariant session for all tokens of a sequence, so that
 /// a draft's row has the bits when it is verified that it would have alone.
-fn suits_verify128(sizes: &Sizes, options: &Options) -> bool {
-    reads_most(sizes, options) || is_alike(sizes, options)
+fn suits_verify128(device: &Device, sizes: &Sizes, options: &Options) -> bool {
+    reads_most(device, sizes, options) || is_alike(sizes, options)
 }
 
 fn is_alike(sizes: &Sizes, options: &Options) -> bool {
     sizes.is_invariant() && !options.lists
 }
 
-/// Whether all tokens of all sequences are read, and are so many that verify128 reads them fastest whatever the number of rows. Where they
-/// are more still, the device's power is the limit, and mma takes less of it. Where pages end within tiles, mma was faster for
-/// four rows and slower for sixteen; one of its warps attends for up to eight.
-fn reads_most(sizes: &Sizes, options: &Options) -> bool {
-    let tokens = sizes.split_lists().saturating_mul(sizes.list_tokens);
-    let is_long = sizes.list_tokens >= verify128::LONG_TOKENS;
+/// Whether so many tokens are read that verify128 reads them fastest whatever the number of rows. decode128 is faster to lists of blocks, and to all
+/// tokens of several sequences, where none can be much longer than the others. Where pages end within tiles, mma was faster for four rows and
+/// slower for sixteen; one of its warps attends for up to eight.
+fn reads_most(device: &Device, sizes: &Sizes, options: &Options) -> bool {
+    let (lists, list_tokens) = (sizes.split_lists(), sizes.list_tokens);
+    let are_many =
+        lists.saturating_mul(list_tokens) >= verify128::DENSE_TOKENS && list_tokens >= verify128::LONG_TOKENS;
     let is_mmas = !options.whole_tiles && sizes.rows <= WARP_ROWS;
-    !options.lists && !options.window && is_long && !is_mmas && verify128::DENSE_TOKENS.contains(&tokens)
+    let is_decode128s = (options.lists || lists > sizes.kv_heads as u64)
+        && !decode128::is_uneven(device.multiprocessors, sizes, options.lists);
+    !options.window && are_many && !is_mmas && !is_decode128s
 }
 
 fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -284,7 +309,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         int4,
     } = *options;
     // Of draft trees it is the one fast variant.
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(sizes, options) && !tree;
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(device, sizes, options) && !tree;
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)

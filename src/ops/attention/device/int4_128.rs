@@ -75,7 +75,7 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
         q_offset: WARPS * WARP_BYTES,
         ..*params
     };
-    let states = if ctas > 1 { items as usize * (ctas * decode128::state_bytes(rows)) as usize } else { 0 };
+    let states = if ctas > 1 { items as usize * (ctas * decode128::state_bytes(rows, CHANNELS)) as usize } else { 0 };
     Some(Plan {
         params,
         entry: Entry::Int4_128(element, rows),

@@ -43,9 +43,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 49] = {
+const ATTENTION: [(Entry, &str, &str); 57] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, Decode128Term, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
+    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -58,6 +58,14 @@ const ATTENTION: [(Entry, &str, &str); 49] = {
         (Decode128(Fp8, UpTo4), "attention/decode128_fp8", "attention_decode128_fp8_4"),
         (Decode128(Fp8, UpTo8), "attention/decode128_fp8", "attention_decode128_fp8_8"),
         (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
+        (Decode64(F16, UpTo4), "attention/decode64", "attention_decode64_f16_4"),
+        (Decode64(F16, UpTo8), "attention/decode64", "attention_decode64_f16_8"),
+        (Decode64(Bf16, UpTo4), "attention/decode64", "attention_decode64_bf16_4"),
+        (Decode64(Bf16, UpTo8), "attention/decode64", "attention_decode64_bf16_8"),
+        (Decode256(F16, UpTo4), "attention/decode256", "attention_decode256_f16_4"),
+        (Decode256(F16, UpTo8), "attention/decode256", "attention_decode256_f16_8"),
+        (Decode256(Bf16, UpTo4), "attention/decode256", "attention_decode256_bf16_4"),
+        (Decode256(Bf16, UpTo8), "attention/decode256", "attention_decode256_bf16_8"),
         (Decode128Term(F16, UpTo4), "attention_remainder/decode128", "attention_decode128_term_f16_4"),
         (Decode128Term(F16, UpTo8), "attention_remainder/decode128", "attention_decode128_term_f16_8"),
         (Decode128Term(F16, UpTo16), "attention_remainder/decode128", "attention_decode128_term_f16_16"),
@@ -147,6 +155,8 @@ impl cuda::Kernels for Kernels {
         source!("attention/decode128_f16", compute_90),
         source!("attention/decode128_bf16", compute_90),
         source!("attention/decode128_fp8", compute_90),
+        source!("attention/decode64", compute_90),
+        source!("attention/decode256", compute_90),
         source!("attention/verify128", compute_90a),
         source!("attention/verify128_short", compute_90a),
         source!("attention_int4/decode128_f16", compute_90),
@@ -182,7 +192,7 @@ impl cuda::Kernels for Kernels {
         let mut attention = Vec::with_capacity(ATTENTION.len());
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
-                Entry::Decode128(..) | Entry::Decode128Term(..) => decode128::most_shared(facts.shared_bytes),
+                entry if entry.is_decode() => decode128::most_shared(facts.shared_bytes),
                 entry if entry.is_verify128() || entry.is_verify_short() => verify128::SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
@@ -274,7 +284,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry)
     };
     let mut plan = match variant {
-        Variant::Decode128 => {
+        Variant::Decode128 | Variant::Decode64 | Variant::Decode256 => {
             let of = |shared_bytes| decode128::plan(multiprocessors, shared_bytes, &params, &sizes);
             let plan = of(shared_bytes).expect(PLANNED);
             match job.term {

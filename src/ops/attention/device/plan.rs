@@ -24,6 +24,9 @@ const MOST: u64 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     Decode128(Element, Rows),
+    /// Of 64 channels, and of 256.
+    Decode64(Element, Rows),
+    Decode256(Element, Rows),
     /// With the term of what lists leave out.
     Decode128Term(Element, Rows),
     Verify128(Element),
@@ -42,6 +45,12 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// Whether it is one of decode128, decode64 and decode256, whose plans they have in common.
+    pub fn is_decode(self) -> bool {
+        use Entry::{Decode64, Decode128, Decode128Term, Decode256};
+        matches!(self, Decode128(..) | Decode64(..) | Decode256(..) | Decode128Term(..))
+    }
+
     /// Whether it is one of verify128, whose clusters and shared memory they have in common.
     pub fn is_verify128(self) -> bool {
         use Entry::{Int4Verify128, Int4Verify128Tree, Verify128, Verify128Tree};
@@ -174,6 +183,8 @@ pub struct Sizes {
     pub invariant_batch: u32,
     /// Tokens of a full list.
     pub list_tokens: u64,
+    /// Tokens of a sequence that a window leaves, and `u64::MAX` without one.
+    pub window_tokens: u64,
     /// Units of a full list, and tiles of a unit.
     pub units: u64,
     pub unit_tiles: u32,
@@ -196,6 +207,10 @@ impl Sizes {
             sequence_lists: sequence_lists(job) as u64,
             invariant_batch,
             list_tokens,
+            window_tokens: match params.window {
+                0 => u64::MAX,
+                window => u64::from(window) + u64::from(params.positions),
+            },
             units: list_tokens.div_ceil(params.unit_tokens as u64),
             unit_tiles: params.unit_tiles.value,
         }
@@ -261,7 +276,7 @@ impl Plan {
     pub fn counters(&self) -> usize {
         let items = self.params.work_items as usize;
         match self.entry {
-            Entry::Decode128(..) | Entry::Decode128Term(..) | Entry::Int4_128(..) => items * WARPS as usize,
+            entry if entry.is_decode() || matches!(entry, Entry::Int4_128(..)) => items * WARPS as usize,
             Entry::Mla64(_) | Entry::VerifyShort(_) | Entry::VerifyShortTree(_) => 0,
             // And one at which all CTAs arrive.
             _ => items * self.cluster.unwrap_or(1) as usize + 1,

@@ -1,8 +1,6 @@
 //! The plans of verify128, in kernels/attention/ and kernels/attention_int4/: units of all lists are split evenly among clusters of CTAs; and of
 //! verify128_short: each list has a cluster.
 
-use std::ops::RangeInclusive;
-
 use super::chunks::{Chunks, Cut, FixedChunks};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
@@ -14,8 +12,8 @@ use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
 pub const ROWS: u32 = 64;
 /// Fewer rows are taken as fast by mma where decode128 does not take them.
 pub const FEWEST_ROWS: u32 = 9;
-/// Tokens of all lists of dense attention, and of each, where it is the fastest for fewer rows, too.
-pub const DENSE_TOKENS: RangeInclusive<u64> = 1 << 19..=1 << 21;
+/// Tokens of all lists of dense attention, and of each, from which on it is the fastest for fewer rows, too.
+pub const DENSE_TOKENS: u64 = 1 << 19;
 pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
 pub const THREADS: u32 = 384;
@@ -149,15 +147,18 @@ fn are_few(items: u64, multiprocessors: u32) -> bool {
     items.saturating_mul(2 * FEW_LISTS_CTAS as u64) <= multiprocessors.into()
 }
 
+/// Whether lists are so many that CTAs of verify128_short, two a list, leave hardly any multiprocessor free, and none has a second one.
+pub fn are_many(sizes: &Sizes, multiprocessors: u32) -> bool {
+    let items = split_items(sizes);
+    items.saturating_mul(2 * MANY_LISTS_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into()
+}
+
 /// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle.
 pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree: bool) -> bool {
-    let items = split_items(sizes);
-    let are_many =
-        items.saturating_mul(2 * MANY_LISTS_CTAS as u64) > multiprocessors.into() && items <= multiprocessors.into();
-    let tokens = match (are_few(items, multiprocessors), is_tree) {
+    let tokens = match (are_few(split_items(sizes), multiprocessors), is_tree) {
         (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
         (true, true) => 0..=8 << 10,
-        (false, false) if are_many => 0..=4 << 10,
+        (false, false) if are_many(sizes, multiprocessors) => 0..=4 << 10,
         _ => return false,
     };
     tokens.contains(&sizes.list_tokens)

@@ -22,6 +22,7 @@ pub const SIZES: Sizes = Sizes {
     sequence_lists: 8,
     invariant_batch: 0,
     list_tokens: 2048,
+    window_tokens: u64::MAX,
     units: 128,
     unit_tiles: 1,
 };
@@ -62,7 +63,7 @@ fn batch_invariant_sessions_choose_by_the_batch_that_they_are_made_for() {
         chosen(&H200, &sizes, &Options { lists: has_lists, ..NOTHING })
     };
     // Lists of several sequences that are longer than 12K tokens may differ in length.
-    assert_eq!([8, 800].map(|lists| of(lists, 0, 16 << 10, true)), [Variant::Decode128, Variant::Mma]);
+    assert_eq!([8, 800].map(|lists| of(lists, 0, 16 << 10, true)), [Variant::Decode128, Variant::Verify128]);
     assert_eq!([8, 800].map(|lists| of(lists, 1, 16 << 10, true)), [Variant::Decode128; 2]);
     assert_eq!([8, 800].map(|lists| of(lists, 2, 16 << 10, true)), [Variant::Mma; 2]);
     // One kernel takes all tokens of any number of rows, and of any length.
@@ -98,7 +99,8 @@ fn queries_of_float32_take_what_rounds_them() {
     let wide = Options { wide_queries: true, ..NOTHING };
     assert_eq!(chosen(&H200, &SIZES, &wide), Variant::Decode128);
     assert_eq!(chosen(&H200, &Sizes { rows: 64, ..SIZES }, &wide), Variant::Verify128Short);
-    assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Mma);
+    assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Decode64);
+    assert_eq!(chosen(&H200, &Sizes { dim: 80, value_dim: 80, ..SIZES }, &wide), Variant::Mma);
     assert_eq!(chosen(&H200, &MLA, &Options { wide_queries: true, ..LATENTS }), Variant::Mma);
 }
 
@@ -164,11 +166,12 @@ fn tokens_in_int4_take_kernels_of_their_own_or_general() {
 fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
     let of =
         |lists, list_tokens| chosen(&H200, &Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES }, &NOTHING);
-    // One sequence, then four.
+    // One sequence, then four, and eight.
     assert_eq!(of(8, 1 << 17), Variant::Decode128);
     assert_eq!(of(32, 12 << 10), Variant::Decode128);
     assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
-    let rows = |rows| Sizes { lists: 32, list_tokens: 1 << 15, units: 1 << 11, rows, ..SIZES };
+    assert_eq!(of(64, (12 << 10) + 16), Variant::Verify128);
+    let rows = |rows| Sizes { lists: 16, list_tokens: 1 << 14, units: 1 << 10, rows, ..SIZES };
     assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
     assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
 }
@@ -181,11 +184,10 @@ fn dense_attention_to_very_many_tokens_takes_verify128() {
     // One sequence of 8 KV heads; then more of them.
     assert_eq!(of(8, 1 << 15), Variant::Decode128);
     assert_eq!(of(8, 1 << 17), Variant::Verify128);
-    assert_eq!(of(8, 1 << 19), Variant::Decode128);
+    assert_eq!(of(8, 1 << 19), Variant::Verify128);
     assert_eq!(of(16, 1 << 15), Variant::Verify128);
     assert_eq!(of(64, 1 << 15), Variant::Verify128);
-    assert_eq!(of(64, 1 << 17), Variant::Mma);
-    assert_eq!(of(1024, 1 << 11), Variant::Mma);
+    assert_eq!(of(64, 1 << 17), Variant::Verify128);
     let long = sizes(8, 1 << 17);
     assert_eq!(chosen(&H200, &long, &NOTHING), Variant::Decode128);
     assert_eq!(chosen(&H200, &long, &Options { window: true, ..dense }), Variant::Decode128);
@@ -196,6 +198,66 @@ fn dense_attention_to_very_many_tokens_takes_verify128() {
     };
     assert_eq!((of_cells(8), of_cells(9)), (Variant::Mma, Variant::Verify128));
     assert_eq!(chosen(&Device { runs_verify128: false, ..H200 }, &long, &dense), Variant::Decode128);
+}
+
+#[test]
+fn dense_attention_of_several_sequences_takes_what_was_fastest_where_one_is_as_long_as_the_others_together() {
+    let dense = Options { lists: false, ..NOTHING };
+    let of = |rows, lists, tokens: u64| {
+        let sizes = Sizes { rows, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
+        chosen(&H200, &sizes, &dense)
+    };
+    for (lists, tokens, variant) in [
+        (32, 1 << 13, Variant::Decode128),
+        (32, 1 << 14, Variant::Verify128),
+        (64, 1 << 12, Variant::Decode128),
+        (64, 1 << 13, Variant::Verify128),
+        (96, 1 << 11, Variant::Decode128),
+        (128, 1 << 12, Variant::Verify128Short),
+        (136, 1 << 12, Variant::Decode128),
+        (256, 1 << 12, Variant::Decode128),
+        (256, 1 << 13, Variant::Verify128),
+        (384, 1 << 13, Variant::Decode128),
+        (384, 1 << 14, Variant::Verify128),
+        (8192, 1 << 9, Variant::Decode128),
+    ] {
+        assert_eq!(of(4, lists, tokens), variant, "{lists} lists of {tokens} tokens");
+    }
+    // A window makes them alike, and lists of FP8 are sooner done.
+    let long = Sizes { lists: 64, list_tokens: 1 << 17, units: 1 << 13, ..SIZES };
+    let narrow = Sizes { window_tokens: 1025, ..long };
+    assert_eq!(chosen(&H200, &narrow, &Options { window: true, ..dense }), Variant::Decode128);
+    let wide = Sizes { window_tokens: 8193, ..long };
+    assert_eq!(chosen(&H200, &wide, &Options { window: true, ..dense }), Variant::Mma);
+    for (lists, tokens, variant) in [
+        (32, 1 << 14, Variant::Decode128),
+        (64, 1 << 13, Variant::Decode128),
+        (64, 1 << 17, Variant::Mma),
+        (256, 1 << 13, Variant::Decode128),
+        (512, 1 << 14, Variant::Decode128),
+    ] {
+        let sizes = Sizes { element: Some(Element::Fp8), lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
+        assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens of FP8");
+    }
+    // Heads of other widths.
+    for (dim, lists, tokens, variant) in [
+        (64, 8, 1 << 15, Variant::Decode64),
+        (64, 128, 1 << 17, Variant::Decode64),
+        (64, 128, (1 << 18) + 16, Variant::Mma),
+        (256, 8, 1 << 17, Variant::Decode256),
+        (256, 32, 1 << 14, Variant::Decode256),
+        (256, 128, 1 << 14, Variant::Mma),
+        (256, 512, 1 << 14, Variant::Decode256),
+        (80, 8, 1 << 15, Variant::Mma),
+    ] {
+        let sizes = Sizes { dim, value_dim: dim, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
+        assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens, {dim} channels");
+        let many = Sizes { rows: 9, ..sizes };
+        assert_eq!(chosen(&H200, &many, &dense), Variant::Mma, "{dim} channels, nine rows");
+    }
+    // Of more than eight rows, too, but for as many as verify128_short has clusters for.
+    assert_eq!(of(16, 64, 1 << 11), Variant::Verify128Short);
+    assert_eq!(of(16, 136, 1 << 11), Variant::Decode128);
 }
 
 #[test]
