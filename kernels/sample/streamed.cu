@@ -75,7 +75,7 @@ __device__ inline RowRecord decide(const SampleParams &p, const Turn &turn, uint
     const uint64 segments = uint64(n) * sampling.per_row.value;
     const SegmentRecord *records = sampling.segments + segments;
     LaneShare own;
-    RowRecord found = sum_row(source, records, !draws, false, own);
+    RowRecord found = sum_row(source, record_of_lane(records, source.segments()), records, !draws, false, own);
     if (!draws || found.status & NO_TOKEN) return found;
     const Drawn drawn = find_segment(source, records, {found.largest, found.total}, own, number);
     found.token = draw_from_groups(source, sampling.sums_of(segments + drawn.segment), drawn);
@@ -94,14 +94,15 @@ extern "C" __global__ void __launch_bounds__(STREAM_WARPS * WARP, 1) sample_stre
         // Rows that are not looked at are counted, too: settings that change during a call spoil its results, and no later call's.
         const uint32 count = sampling.per_request.value, i = sampling.per_request.divide(n), slot = n - i * count;
         uint32 *const of_rows = sampling.counters + sampling.per_request.divide(sampling.launch_rows);
-        if (!warp_completes(of_rows + n, past - first, sampling.per_row.value)) return;
+        if (!warp_completes(of_rows + n, past - first, sampling.per_row.value, false)) return;
         const Turn turn(p, sampling.first + i);
         if (turn.needs(p, slot)) {
             const RowRecord found = decide(p, turn, n, slot);
             if (threadIdx.x % WARP == 0) sampling.rows[n] = found;
         }
-        if (!warp_completes(sampling.counters + i, 1, count)) return;
+        if (!warp_completes(sampling.counters + i, 1, count, false)) return;
         const Decided decided(WarpTeam(), p, turn, i * count, rows[threadIdx.x / WARP], turn.drafted(p, threadIdx.x % WARP));
+        decided.load(rows[threadIdx.x / WARP]);
         const Walked walked = walk<false>(decided);
         conclude<false>(decided, walked, [&](uint32 &) -> int64 { return decided.rows[walked.accepted].token; });
     });
