@@ -71,7 +71,7 @@ const MOST_SEGMENTS_A_CTA: usize = 4;
 /// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs of four multiprocessors for each,
 /// where a number has 16 bits and where it has 32. With more of them it pays to stream segments, or to record them in a launch of their own.
 const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_ROW_SEGMENTS / MOST_ROW_CTAS as usize];
-const CLUSTER_CTAS_16: [usize; 2] = [16, 12];
+const CLUSTER_CTAS_16: [usize; 2] = [16, 20];
 const CLUSTER_CTAS_32: [usize; 2] = [4, 8];
 /// The same where rows have filters, and top-k is one of them. From the last of these on, half clusters take rows of 16 bits while all of them run at once.
 const TOP_K_CTAS_16: [usize; 2] = [8, 9];
@@ -506,12 +506,12 @@ mod tests {
         let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132);
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 2)), [expected(16, 2, true); 2]);
-        assert_eq!([6, 8].map(|batch| of(batch, 128_256, 2)), [expected(8, 4, true); 2]);
-        assert_eq!(of(9, 128_256, 2), expected(8, 4, false));
+        assert_eq!([6, 13].map(|batch| of(batch, 128_256, 2)), [expected(8, 4, true); 2]);
+        assert_eq!(of(14, 128_256, 2), expected(8, 4, false));
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 4)), [expected(16, 2, true), expected(8, 4, true)]);
         assert_eq!(of(6, 128_256, 4), expected(8, 4, false));
-        assert_eq!([1, 6].map(|batch| of(batch, 151_936, 2)), [expected(10, 4, true); 2]);
-        assert_eq!(of(7, 151_936, 2), expected(10, 4, false));
+        assert_eq!([1, 11].map(|batch| of(batch, 151_936, 2)), [expected(10, 4, true); 2]);
+        assert_eq!(of(12, 151_936, 2), expected(10, 4, false));
         assert_eq!(of(1, 1 << 20, 2), None);
         assert_eq!(of(1, 5, 2), expected(1, 2, true));
     }
