@@ -83,6 +83,23 @@ struct Scale {
         for (uint32 e = 0; e < 8; ++e) w[e] = power(fmaxf(exponent(x[e], m), -100.0f));
         return in_integers(w);
     }
+    // The same, and makes the numbers weights. `some` has a bit for each that counts where a token is picked.
+    __device__ uint64 sum_and_weigh(float (&x)[8], float m, uint32 &some) const {
+        some = 0;
+        if (has_powers(m)) {
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) {
+                const float d = exponent(x[e], m);
+                some |= uint32(!(d < -100.0f)) << e;
+                x[e] = power(fmaxf(d, -100.0f));
+            }
+        } else {
+            weigh(x, m);
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) some |= uint32(x[e] > 0.0f) << e;
+        }
+        return in_integers(x);
+    }
 
 private:
     __device__ static uint64 in_integers(const float (&w)[8]) {
@@ -253,20 +270,26 @@ private:
     }
 };
 
-// The token of a strip, from 0, for what is left of the target: the first whose weight takes the sum beyond it, or the last that has a weight. The
-// numbers become weights.
-__device__ inline uint32 pick_token(float (&x)[STRIP], const Scale &scale, float m, uint64 left) {
-    scale.weigh(x, m);
+// The token of a strip of weights, from 0, for what is left of the target: the first whose weight takes the sum beyond it, or the last that has a weight.
+// `some` has a bit for each that has one; others count as 0.
+__device__ inline uint32 pick_weight(const float (&w)[STRIP], uint32 some, uint64 left) {
     float sum = 0.0f;
-    uint32 some = 0, beyond = 0;
+    uint32 beyond = 0;
 #pragma unroll
     for (uint32 e = 0; e < STRIP; ++e) {
-        sum = __fadd_rn(sum, x[e]);
-        some |= uint32(x[e] > 0.0f) << e;
+        if (some >> e & 1) sum = __fadd_rn(sum, w[e]);
         beyond |= uint32(__float2ull_rz(__fmul_rn(sum, ONE)) > left) << e;
     }
     const uint32 found = some & beyond;
     return found ? __ffs(found) - 1 : some ? 31 - __clz(some) : 0;
+}
+// The same of a strip's numbers, which become weights.
+__device__ inline uint32 pick_token(float (&x)[STRIP], const Scale &scale, float m, uint64 left) {
+    scale.weigh(x, m);
+    uint32 some = 0;
+#pragma unroll
+    for (uint32 e = 0; e < STRIP; ++e) some |= uint32(x[e] > 0.0f) << e;
+    return pick_weight(x, some, left);
 }
 
 // A thread's numbers of a segment, as they lie in memory.

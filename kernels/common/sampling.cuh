@@ -9,6 +9,7 @@
 #include "common/counter.cuh"
 #include "common/filter.cuh"
 #include "common/parameters.cuh"
+#include "common/relaxed.cuh"
 #include "common/view.cuh"
 
 // Bits of SamplingParams::flags.
@@ -336,23 +337,30 @@ struct LaneShare {
     uint64 share, through;
 };
 
-// Sums a row without filters from the records of its segments. Each warp does so by itself, without a barrier.
-__device__ inline RowRecord sum_row(const Source &source, const SegmentRecord *records, bool is_greedy, bool wants_plain, LaneShare &own) {
+// The record of the segment with the lane's number, or what stands for one past the row's end.
+__device__ inline SegmentRecord record_of_lane(const SegmentRecord *records, uint32 segments) {
+    const uint32 lane = threadIdx.x % WARP;
+    return lane < segments ? records[lane] : SegmentRecord{minus_infinity(), 0x7fffffff, 0, 0, 0};
+}
+// Sums a row without filters from the records of its segments, of which each lane has that with its number. Each warp does so by itself, without a barrier.
+__device__ inline RowRecord sum_row(const Source &source, const SegmentRecord &first, const SegmentRecord *records, bool is_greedy, bool wants_plain,
+                                    LaneShare &own) {
     const uint32 lane = threadIdx.x % WARP, segments = source.segments();
-    own.segment = sum_of(records, lane, segments);
-    uint32 key = 0, status = 0;
-    for (uint32 s = lane; s < segments; s += WARP) key = max(key, key_of(records[s].largest)), status |= records[s].first >> 31;
+    own.segment = {first.largest, first.sum};
+    uint32 key = key_of(first.largest), status = first.first >> 31;
+    for (uint32 s = lane + WARP; s < segments; s += WARP) key = max(key, key_of(records[s].largest)), status |= records[s].first >> 31;
     RowRecord found = {number_of(__reduce_max_sync(FULL_WARP, key)), minus_infinity(), 0, __reduce_or_sync(FULL_WARP, status), 0, 0};
     if (!(found.largest > source.scale.none())) return row_without_token(found.largest, found.status);
     const Scale plain = source.plain();
-    uint32 token = 0xffffffffu;
+    uint32 token = first.largest == found.largest ? first.first & 0x7fffffffu : 0x7fffffffu;
     own.share = is_greedy ? 0 : share_of(own.segment, source.scale, found.largest);
     own.through = warp_sum_through(own.share);
     uint64 more = 0;  // of the segments past the first 32
-    for (uint32 s = lane; s < segments; s += WARP) {
+    if (wants_plain) found.plain_total = share_of({first.largest, first.plain_sum}, plain, found.largest);
+    for (uint32 s = lane + WARP; s < segments; s += WARP) {
         const SegmentRecord mine = records[s];
         if (is_greedy && mine.largest == found.largest) token = min(token, mine.first & 0x7fffffffu);
-        if (!is_greedy && s >= WARP) more += share_of({mine.largest, mine.sum}, source.scale, found.largest);
+        if (!is_greedy) more += share_of({mine.largest, mine.sum}, source.scale, found.largest);
         if (wants_plain) found.plain_total += share_of({mine.largest, mine.plain_sum}, plain, found.largest);
     }
     if (is_greedy) found.token = __reduce_min_sync(FULL_WARP, token);
@@ -439,7 +447,7 @@ __device__ inline RowRecord decide_row(DrawShared &shared, FilterShared *filter,
     }
     const SegmentRecord *records = source.p.segments + uint64(n) * source.p.per_row.value;
     LaneShare own;
-    RowRecord found = sum_row(source, records, is_greedy, wants_plain, own);
+    RowRecord found = sum_row(source, record_of_lane(records, source.segments()), records, is_greedy, wants_plain, own);
     if (draws && !is_greedy && !(found.status & NO_TOKEN))
         found.token = draw_from_row(shared, source, records, {found.largest, found.total}, own, number);
     return found;
@@ -458,15 +466,18 @@ __device__ inline bool is_last_of_request(DrawShared &shared, uint32 &counter, u
 }
 
 // Adds to a counter for this warp. Whether it has come to `all` by that: then it is 0 again, and what the others wrote before they added is visible.
-__device__ inline bool warp_completes(uint32 *counter, uint32 count, uint32 all) {
+// `asks`: it looks first whether the others have added, and then need not wait for what it has written itself; if they have not, that was for nothing.
+__device__ inline bool warp_completes(uint32 *counter, uint32 count, uint32 all, bool asks) {
     __syncwarp();
     uint32 before = 0;
     if (threadIdx.x % WARP == 0) {
-        asm volatile("fence.acq_rel.gpu;\n\t"
-                     "atom.relaxed.gpu.global.add.u32 %0, [%1], %2;\n\t"
-                     "fence.acq_rel.gpu;"
-                     : "=r"(before) : "l"(counter), "r"(count) : "memory");
-        if (before + count == all) *counter = 0;
+        if (asks) before = load_acquire(counter);
+        if (before + count != all)
+            asm volatile("fence.acq_rel.gpu;\n\t"
+                         "atom.relaxed.gpu.global.add.u32 %0, [%1], %2;\n\t"
+                         "fence.acq_rel.gpu;"
+                         : "=r"(before) : "l"(counter), "r"(count) : "memory");
+        if (before + count == all) store_relaxed(counter, 0);
     }
     const bool completes = __shfl_sync(FULL_WARP, before, 0) + count == all;
     __syncwarp();

@@ -41,7 +41,7 @@ struct CutTable<NoEnd> {
 // The tiles of tokens that one warp verifies: every `stride`th tile of its CTA's share of the batch from `first` on, AT_ONCE at a time.
 template <typename Token, uint32 SLOTS, typename Ends>
 struct WarpTiles {
-    static constexpr uint32 AT_ONCE = (SLOTS == 1 ? 16 : 8) / sizeof(Token), STOPS = SLOTS == 1 ? 4 : 2;  // registers are few
+    static constexpr uint32 AT_ONCE = (SLOTS == 1 ? 16 : 8) / sizeof(Token), STOPS = SLOTS > 1 ? 2 : sizeof(Token) == 4 ? 4 : 3;  // registers are few
     const VerifyParams<Common> &p;
     const Ends &ends;
     uint32 first, stride, end;
@@ -59,8 +59,9 @@ struct WarpTiles {
 #pragma unroll
         for (uint32 t = 0; t < AT_ONCE; ++t)
             if (tile + t * stride < end) {
-                tiles[t].load(p, tile + t * stride);
+                tiles[t].place(p, tile + t * stride);
                 tile_ends[t].load(p, ends, tiles[t].row);
+                tiles[t].load(p);
             }
     }
     __device__ void verify(AcceptedTable &accepted, CutTable<Ends> &cuts) {

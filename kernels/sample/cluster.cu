@@ -20,23 +20,24 @@
 
 #include "sample/row_cluster.cuh"
 
-template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, RowShared &shared, char *stages, uint32 n, const Turn &turn, uint32 slot,
+// Asks for the segments of the row that this CTA has, each by the first thread of so many.
+__device__ inline void copy_segments(RowShared &shared, char *stages, const char *row, uint32 tokens, uint32 teams, uint32 number_bytes) {
+    if (threadIdx.x >= teams) return;
+    const uint32 first = (cluster_rank() * teams + threadIdx.x) * SEGMENT;
+    if (first >= tokens) return;
+    const uint32 bytes = min(tokens - first, SEGMENT) * number_bytes / 16 * 16;
+    const Barrier &copied = shared.copied[threadIdx.x];
+    copied.expect(bytes);
+    if (bytes) copy_bulk(shared_address(stages) + threadIdx.x * SEGMENT * number_bytes, row + uint64(first) * number_bytes, bytes, copied);
+}
+
+template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, RowShared &shared, char *stages, uint32 i, const Turn &turn, uint32 slot,
                                                        Source &source) {
     const SamplingParams &sampling = p.sampling;
-    const uint32 warp = threadIdx.x / WARP, ctas = cluster_ctas(), rank = cluster_rank();
+    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, ctas = cluster_ctas(), rank = cluster_rank();
     const uint32 teams = sampling.segments_at_once, team_warps = DRAW_WARPS >> log2_of(teams), team = warp >> log2_of(team_warps);
     const uint32 within = warp & (team_warps - 1), segments = source.segments();  // as this thread sees it
     constexpr uint32 BYTES = Strip<TYPE>::BYTES;
-    const auto past_of = [&](uint32 s) { return min(s * SEGMENT + SEGMENT, source.row.tokens); };
-    if (threadIdx.x < teams) {
-        const uint32 s = rank * teams + threadIdx.x;
-        if (s < segments) {
-            const uint32 bytes = (past_of(s) - s * SEGMENT) * BYTES / 16 * 16;
-            const Barrier &copied = shared.copied[threadIdx.x];
-            copied.expect(bytes);
-            if (bytes) copy_bulk(shared_address(stages) + threadIdx.x * SEGMENT * BYTES, source.row.data + uint64(s) * SEGMENT * BYTES, bytes, copied);
-        }
-    }
     if (threadIdx.x == 0) shared.tokens = source.row.tokens, shared.c = source.scale.c, shared.is_greedy = turn.is_greedy();
     cluster_started();
     if (rank == 0 && warp == 0) {
@@ -54,33 +55,39 @@ template <uint32 TYPE> __device__ inline void take_row(const SampleParams &p, Ro
     const uint32 s = rank * teams + team;
     const WarpPart<TYPE> part = {source, {false, source.scale.c}, shared_address(stages) + warp * (SEGMENT >> log2_of(team_warps)) * BYTES,
                                  s * SEGMENT + within * (SEGMENT >> log2_of(team_warps)), SEGMENT / STRIP / WARP >> log2_of(team_warps)};
-    take_part<TYPE>(shared, part, shared.copied[team], s < source.segments(), past_of(s), shared.is_greedy, team_warps);
+    take_part<TYPE>(shared, part, shared.copied[team], s < source.segments(), min(s * SEGMENT + SEGMENT, source.row.tokens), shared.is_greedy, team_warps);
     if (warp == 0) {
         shared.told.wait(0);
         sum_and_find(shared, source, team_warps);
+    } else {
+        ask_for_end(p, turn);
     }
     __syncthreads();
     if (shared.finisher != rank) return;
-    // As decide_plain_row of cluster_filtered.cu, which, called here, would take more registers than five CTAs have.
-    RowRecord &found = shared.found;
+    // As decide_plain_row of cluster_filtered.cu, which, called here, would take more registers than five CTAs have. Here the warp that finds the token
+    // goes on, or the first one.
     const Drawn &drawn = shared.drawn;
+    uint32 token = shared.found.token;
     if (shared.draws) {
-        const uint32 lane = threadIdx.x % WARP, begin = (drawn.segment & (teams - 1)) * team_warps;
-        const uint64 before = warp_sum(lane >= begin && lane < warp ? shared.parts[rank * DRAW_WARPS + lane].sum : 0);
-        const uint64 inside = drawn.target - before;
-        if (team == (drawn.segment & (teams - 1)) && before <= drawn.target && inside < shared.parts[rank * DRAW_WARPS + warp].sum) {
-            const uint32 token = part.draw(shared.sum[threadIdx.x], drawn.largest, inside);
-            if (threadIdx.x % WARP == 0) shared.draw.token = token;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) found.token = shared.draw.token;
+        const uint32 begin = (drawn.segment & (teams - 1)) * team_warps;
+        const uint64 own = lane < team_warps ? shared.parts[rank * DRAW_WARPS + begin + lane].sum : 0, through = warp_sum_through(own);
+        const uint32 beyond = __ballot_sync(FULL_WARP, drawn.target < through), holder = beyond ? __ffs(beyond) - 1 : 0;
+        if (warp != begin + holder) return;
+        token = drawn.segment * SEGMENT;
+        // Where settings change during the call there may be none.
+        if (beyond) token = part.draw(shared.sum[threadIdx.x], drawn.largest, drawn.target - __shfl_sync(FULL_WARP, through - own, holder));
+        token = min(token, sampling.tokens - 1);
+    } else if (warp) {
+        return;
     }
-    end_row(p, shared, stages, n);
+    const Turn ending(p, turn.request);
+    say_row(p, ending, i, slot, SaidRow::of(token, shared.found.status), ending.drafted(p, lane), reinterpret_cast<RowRecord *>(stages));
 }
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 5) sample_cluster(const __grid_constant__ SampleParams p) {
     extern __shared__ __align__(128) char stages[];
     __shared__ RowShared shared;
+    begin(p);
     const SamplingParams &sampling = p.sampling;
     if (threadIdx.x < sampling.segments_at_once) shared.copied[threadIdx.x].open(1);
     if (threadIdx.x == 0) {
@@ -89,16 +96,20 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 5) sample_cluster(con
     }
     __syncwarp();
     cluster_start();
+    const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
     wait_for_previous_kernel();
     allow_next_kernel();
-    const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
     const Turn turn(p, sampling.first + i);
-    bool is_there = turn.needs(p, slot);
-    Source source = turn.source(p, is_there ? slot : 0, is_there);
-    if (!is_there || !turn.needs(p, slot)) source.row.tokens = 0;
+    bool is_there = false;
+    const char *const row = turn.row(p, slot, is_there);
+    const uint32 tokens = is_there && turn.needs(p, slot) ? sampling.tokens : 0;
+    // Before anything waits for the temperature.
+    copy_segments(shared, stages, row, tokens, sampling.segments_at_once, sampling.target_type == FLOAT32 ? 4 : 2);
+    Source source = turn.source(p, slot, row);
+    source.row.tokens = tokens;
     // The compiler leaves out what others need.
     source.scale.is_weights = source.filters = false;
-    if (source.row.type == FLOAT32) take_row<FLOAT32>(p, shared, stages, n, turn, slot, source);
-    else if (source.row.type == FLOAT16) take_row<FLOAT16>(p, shared, stages, n, turn, slot, source);
-    else take_row<BFLOAT16>(p, shared, stages, n, turn, slot, source);
+    if (source.row.type == FLOAT32) take_row<FLOAT32>(p, shared, stages, i, turn, slot, source);
+    else if (source.row.type == FLOAT16) take_row<FLOAT16>(p, shared, stages, i, turn, slot, source);
+    else take_row<BFLOAT16>(p, shared, stages, i, turn, slot, source);
 }

@@ -5,8 +5,10 @@
 
 constexpr uint32 MOST_ROWS = 65;  // of the target in a request
 
-// The threads that end a request, one at least for each of its rows: those of a CTA, or of a warp.
+// The threads that end a request: those of a CTA, or of a warp. They take its rows in turn.
 struct CtaTeam {
+    static constexpr uint32 THREADS = DRAW_THREADS;
+    static constexpr bool HAS_ALL = THREADS >= MOST_ROWS;  // it has a thread for each row
     DrawShared &shared;
 
     __device__ static uint32 thread() { return threadIdx.x; }
@@ -15,6 +17,8 @@ struct CtaTeam {
     __device__ uint32 any(uint32 bits) const { return cta_or(shared, bits); }
 };
 struct WarpTeam {
+    static constexpr uint32 THREADS = WARP;
+    static constexpr bool HAS_ALL = false;
     __device__ static uint32 thread() { return threadIdx.x % WARP; }
     __device__ static void sync() { __syncwarp(); }
     __device__ uint32 least(uint32 value) const { return __reduce_min_sync(FULL_WARP, value); }
@@ -31,13 +35,15 @@ template <typename Team> struct Decided {
     const RowRecord *rows;  // the target's, in shared memory
     int64 drafted;          // the draft token of the row with this thread's number, if it may be looked at
 
-    // Thread r loads row r of `rows`.
-    __device__ Decided(const Team &team, const SampleParams &p, const Turn &turn, uint32 first, RowRecord *rows, int64 drafted)
+    __device__ Decided(const Team &team, const SampleParams &p, const Turn &turn, uint32 first, const RowRecord *rows, int64 drafted)
         : team(team), p(p), turn(turn), segments(p.sampling.segments + uint64(first) * p.sampling.per_row.value), all(p.sampling.rows + first),
-          rows(rows), drafted(drafted) {
-        if (team.thread() <= p.gamma) rows[team.thread()] = all[team.thread()];
+          rows(rows), drafted(drafted) {}
+    // Loads the rows that were recorded in scratch.
+    __device__ void load(RowRecord *rows) const {
+        for (uint32 r = team.thread(); r <= p.gamma; r += Team::THREADS) rows[r] = all[r];
         team.sync();
     }
+    __device__ int64 drafted_of(uint32 r) const { return r < Team::THREADS ? drafted : turn.drafted(p, r); }
     __device__ SummedRow row(uint32 slot) const {
         return {turn.source(p, slot), segments + slot * p.sampling.per_row.value, slot <= p.gamma ? rows[slot] : all[slot]};
     }
@@ -76,12 +82,14 @@ struct Walked {
 template <bool REJECTS, typename Team> __device__ inline Walked walk(const Decided<Team> &decided) {
     const SampleParams &p = decided.p;
     const Turn &turn = decided.turn;
-    const uint32 r = decided.team.thread(), steps = turn.steps();
-    bool accepts = false, stops = false;
-    if (r < steps) {
-        const int64 token = decided.drafted;
+    // The first row that ends the walk: 2r without its draft token, 2r + 1 with it, which is a stop token.
+    constexpr uint32 NO_END = 0xfffffffe;
+    const uint32 steps = turn.steps();
+    uint32 end = NO_END;
+    for (uint32 r = decided.team.thread(); r < steps; r += Team::THREADS) {
+        const int64 token = decided.drafted_of(r);
         const RowRecord &row = decided.rows[r];
-        stops = turn.is_stop(p, r, token);
+        bool accepts = false;
         if (token >= 0 && token < p.sampling.tokens && !(row.status & (NO_TOKEN | NO_ROW))) {
             if (!REJECTS || turn.is_greedy() || p.rule == COUPLED) {
                 accepts = row.token == token;
@@ -94,10 +102,11 @@ template <bool REJECTS, typename Team> __device__ inline Walked walk(const Decid
                 accepts = ::accepts(turn.number(p, r, ACCEPT), decided.row(r).probability(uint32(token)), of_draft, 0.0, 1.0);
             }
         }
+        if (!accepts) end = min(end, 2 * r);
+        else if (turn.is_stop(p, r, token)) end = min(end, 2 * r + 1);
+        if (Team::HAS_ALL) break;
     }
-    // The first row that ends the walk: 2r without its draft token, 2r + 1 with it, which is a stop token.
-    constexpr uint32 NO_END = 0xfffffffe;
-    const uint32 end = decided.team.least(r >= steps ? NO_END : accepts ? stops ? 2 * r + 1 : NO_END : 2 * r);
+    end = decided.team.least(end);
     return {min(end / 2 + end % 2, steps), end % 2 != 0};
 }
 
@@ -108,7 +117,7 @@ __device__ inline void conclude(const Decided<Team> &decided, const Walked &walk
     const SampleParams &p = decided.p;
     const Turn &turn = decided.turn;
     const RowRecord *rows = decided.rows;
-    const uint32 r = decided.team.thread(), accepted = walked.accepted;
+    const uint32 accepted = walked.accepted;
     // Rows that count for the status: those that committed, and the one that ended the walk.
     uint32 n = accepted, reason = GOES_ON, looked_at = accepted, status = 0;
     int64 token = -1;
@@ -124,12 +133,16 @@ __device__ inline void conclude(const Decided<Team> &decided, const Walked &walk
     }
     if (reason == GOES_ON && n && n == turn.remaining) reason = FULL;
     // Rows of the draft count where they were looked at.
-    uint32 of_row = r < looked_at ? rows[r].status : 0;
-    if (ANY && p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= decided.all[p.gamma + 1 + r].status & SAW_NAN;
-    status |= decided.team.any(of_row);
+    uint32 of_rows = 0;
+    for (uint32 r = decided.team.thread(); r < looked_at; r += Team::THREADS) {
+        of_rows |= rows[r].status;
+        if (ANY && p.sampling.draft_rows && decided.tries(r)) of_rows |= decided.all[p.gamma + 1 + r].status & SAW_NAN;
+        if (Team::HAS_ALL) break;
+    }
+    status |= decided.team.any(of_rows);
     const uint32 i = turn.request;
-    if (r <= p.gamma) {
-        const int64 mine = r >= n ? -1 : r < accepted ? decided.drafted : token;
+    for (uint32 r = decided.team.thread(); r <= p.gamma; r += Team::THREADS) {
+        const int64 mine = r >= n ? -1 : r < accepted ? decided.drafted_of(r) : token;
         if (p.committed) store_token(p.committed.at(i, r), p.wide & WIDE_NEXT, mine);
         if (ANY && p.logprobs) {
             float ln = 0.0f;
@@ -139,11 +152,57 @@ __device__ inline void conclude(const Decided<Team> &decided, const Walked &walk
             }
             as<float>(p.logprobs.at(i, r)) = ln;
         }
+        if (Team::HAS_ALL) break;
     }
-    if (r) return;
+    if (decided.team.thread()) return;
     store_token(p.next_token.at(i), p.wide & WIDE_NEXT, token);
     if (p.accepted) as<int32>(p.accepted.at(i)) = accepted;
     if (p.committed_len) as<int32>(p.committed_len.at(i)) = n;
     if (p.finish) as<uint8>(p.finish.at(i)) = reason;
     if (p.status) as<uint32>(p.status.at(i)) = status;
+}
+
+// --- requests whose rows are decided by warps in one launch -----------------------------------------------------------------------
+
+// What a row gives, in the word that is its counter in scratch, which is 0 before and after: a token below 2^20, its status, and that it is known.
+struct SaidRow {
+    static constexpr uint32 IS_KNOWN = 0x80000000;
+    uint32 word;
+
+    __device__ static SaidRow of(uint32 token, uint32 status) { return {IS_KNOWN | status << 24 | min(token, 0xfffffu)}; }
+    __device__ bool is_known() const { return word & IS_KNOWN; }
+    __device__ RowRecord record() const { return {minus_infinity(), minus_infinity(), word & 0xfffff, word >> 24 & 0x7f, 0, 0}; }
+};
+
+// Says what a row of the launch's request i gives; the last of the request's rows ends it. Called by a warp, with room for the records of all rows in
+// shared memory.
+//
+// Nothing is fenced: a row's word has all that is needed of it. The word that a row counts in may be seen before the word of the row is, and so the warp
+// that is last asks for words until they are known: they are on their way. It asks a first time while it counts.
+__device__ inline void say_row(const SampleParams &p, const Turn &turn, uint32 i, uint32 slot, SaidRow own, int64 drafted, RowRecord *rows) {
+    const SamplingParams &sampling = p.sampling;
+    const uint32 lane = threadIdx.x % WARP, count = sampling.per_request.value;
+    uint32 *const counter = sampling.counters + i;
+    uint32 *const words = sampling.counters + sampling.per_request.divide(sampling.launch_rows) + i * count;
+    SaidRow said = own;
+    if (count > 1) {
+        uint32 before = 0;
+        if (lane == 0) {
+            store_relaxed(words + slot, own.word);
+            before = add_relaxed(counter, 1);
+        }
+        if (lane < count && lane != slot) said.word = load_relaxed(words + lane);
+        if (__shfl_sync(FULL_WARP, before, 0) + 1 != count) return;
+    }
+    for (uint32 r = lane; r < count; r += WARP) {
+        if (r >= WARP) said = r == slot ? own : SaidRow{0};
+        while (!said.is_known()) said.word = load_relaxed(words + r);
+        rows[r] = said.record();
+        if (count > 1) store_relaxed(words + r, 0);
+    }
+    if (lane == 0 && count > 1) store_relaxed(counter, 0);
+    __syncwarp();
+    const Decided decided(WarpTeam(), p, turn, i * count, rows, drafted);
+    const Walked walked = walk<false>(decided);
+    conclude<false>(decided, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
 }

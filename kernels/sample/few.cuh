@@ -82,7 +82,7 @@ struct Few {
         }
         __syncwarp();
         LaneShare own;
-        const RowRecord row = sum_row(source, records, false, false, own);
+        const RowRecord row = sum_row(source, record_of_lane(records, source.segments()), records, false, false, own);
         found.total = row.total;
         const Drawn drawn = find_segment(source, records, {row.largest, row.total}, own, number);
         found.token = draw(drawn);

@@ -133,9 +133,10 @@ template <uint32 TYPE> struct WarpPart {
         // A lane for each strip of the owner.
         float x[STRIP];
         strip(owner, min(lane, strips - 1)).widen(x);
-        const uint64 own = lane < strips ? scale.sum(x, m) : 0, up_to = warp_sum_through(own);
+        uint32 some;
+        const uint64 of_strip = scale.sum_and_weigh(x, m, some), own = lane < strips ? of_strip : 0, up_to = warp_sum_through(own);
         const uint32 holder = __ffs(__ballot_sync(FULL_WARP, target < up_to)) - 1;
-        return __shfl_sync(FULL_WARP, token(owner, lane) + pick_token(x, scale, m, target - (up_to - own)), holder);
+        return __shfl_sync(FULL_WARP, token(owner, lane) + pick_weight(x, some, target - (up_to - own)), holder);
     }
 };
 
@@ -188,25 +189,32 @@ __device__ inline void sum_and_find(RowShared &shared, Source &source, uint32 te
     // From here on every CTA goes by what all have been told, and by parameters.
     source.row.tokens = source.p.tokens;
     const uint32 lane = threadIdx.x % WARP, segments = source.segments();
-#pragma unroll 1
-    for (uint32 s = lane; s < segments; s += WARP) {
+    // From what the team of a segment has said, all of whose warps know its largest number.
+    const auto record_of = [&](uint32 s) -> SegmentRecord {
         SegmentRecord made = {minus_infinity(), 0x7fffffff, 0, 0, 0};
-        uint32 key = 0, seen = 0;
-#pragma unroll 1
-        for (uint32 n = s * team_warps; n < (s + 1) * team_warps; ++n) {
-            const Part &part = shared.parts[n];
-            key = max(key, part.largest), seen |= part.first >> 31;
-            made.first = min(made.first, part.first & 0x7fffffff), made.sum += part.sum;
+        if (s >= segments) return made;
+        constexpr uint32 MOST = DRAW_WARPS / 2;
+        Part said[MOST];
+#pragma unroll
+        for (uint32 n = 0; n < MOST; ++n) said[n] = shared.parts[s * team_warps + min(n, team_warps - 1)];
+        uint32 seen = 0;
+#pragma unroll
+        for (uint32 n = 0; n < MOST; ++n) {
+            seen |= said[n].first >> 31, made.first = min(made.first, said[n].first & 0x7fffffff);
+            if (n < team_warps) made.sum += said[n].sum;
         }
-        made.largest = number_of(key), made.first |= seen << 31;
-        shared.records[s] = made;
-    }
-    __syncwarp();
+        made.largest = number_of(said[0].largest), made.first |= seen << 31;
+        return made;
+    };
+    const SegmentRecord first = record_of(lane);
+#pragma unroll 1
+    for (uint32 s = lane + WARP; s < segments; s += WARP) shared.records[s] = record_of(s);
+    if (segments > WARP) __syncwarp();
     const Order &order = shared.order;
     source.scale.c = __uint_as_float(order.c);
     RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
     LaneShare own;
-    if (order.needs == IS_THERE) found = sum_row(source, shared.records, order.is_greedy, false, own);
+    if (order.needs == IS_THERE) found = sum_row(source, first, shared.records, order.is_greedy, false, own);
     const bool draws = !order.is_greedy && !(found.status & (NO_TOKEN | NO_ROW));
     Drawn drawn = {0, 0, 0};
     if (draws) drawn = find_segment(source, shared.records, {found.largest, found.total}, own, shared.number[0]);
@@ -217,16 +225,22 @@ __device__ inline void sum_and_find(RowShared &shared, Source &source, uint32 te
     shared.draw.token = drawn.segment * SEGMENT;
 }
 
-// Records what a row gives, which thread 0 knows, and ends the request if it is the last one. The stages are free.
+// Loads what the end of a request asks for, so that it is in the cache of the multiprocessor by then.
+__device__ inline void ask_for_end(const SampleParams &p, const Turn &turn) {
+    const uint32 lane = threadIdx.x % WARP;
+    if (threadIdx.x / WARP != 1) return;
+    int64 asked = 0;
+    if (lane < turn.steps()) asked = turn.draft(p, lane);
+    if (turn.stops && lane < p.stops) asked += turn.stop(p, lane);
+    asm volatile("" ::"l"(asked));
+}
+
+// What the first thread has put into shared.found: says it, and ends the request if it is the last row. The stages are free.
 __device__ inline void end_row(const SampleParams &p, RowShared &shared, char *stages, uint32 n) {
-    const SamplingParams &sampling = p.sampling;
-    if (threadIdx.x == 0 && shared.order.needs) sampling.rows[n] = shared.found;
-    const uint32 i = sampling.per_request.divide(n), count = sampling.per_request.value;
-    if (!is_last_of_request(shared.draw, sampling.counters[i], count)) return;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    const uint32 i = p.sampling.per_request.divide(n), slot = n - i * p.sampling.per_request.value;
     // What ends the request is asked for again: registers are few while rows are summed.
-    const Turn ending(p, sampling.first + i);
-    RowRecord *const rows = reinterpret_cast<RowRecord *>(stages);
-    const Decided decided(CtaTeam{shared.draw}, p, ending, i * count, rows, ending.drafted(p, threadIdx.x));
-    const Walked walked = walk<false>(decided);
-    conclude<false>(decided, walked, [&](uint32 &) -> int64 { return rows[walked.accepted].token; });
+    const Turn ending(p, p.sampling.first + i);
+    say_row(p, ending, i, slot, SaidRow::of(shared.found.token, shared.found.status), ending.drafted(p, threadIdx.x), reinterpret_cast<RowRecord *>(stages));
 }

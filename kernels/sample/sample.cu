@@ -71,6 +71,7 @@ template <bool FILTERS, bool ANY> __device__ inline void take_row(const SamplePa
     }
     if (!is_last_of_request(shared, sampling.counters[i], count)) return;
     const Decided decided(CtaTeam{shared}, p, turn, n - slot, decided_rows, drafted);
+    decided.load(decided_rows);
     const Walked walked = walk<ANY>(decided);
     const uint32 row = walked.accepted;
     if (ANY && p.rule == REJECTION && p.gamma) {
@@ -139,6 +140,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(co
     // What ends the request is asked for again: registers are few while segments are summed.
     const Turn ending(p, sampling.first + i);
     const Decided decided(CtaTeam{shared}, p, ending, first, decided_rows, ending.drafted(p, threadIdx.x));
+    decided.load(decided_rows);
     conclude<true>(decided, {row, false}, [&](uint32 &status) -> int64 {
         if (!trial.set_rest(threadIdx.x < segments() ? rest(threadIdx.x) : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
         return trial.draw_rest(ending.number(p, row, DRAW));

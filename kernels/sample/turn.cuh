@@ -41,11 +41,9 @@ struct Turn {
     __device__ int64 drafted(const SampleParams &p, uint32 row) const { return row < steps() ? draft(p, row) : -1; }
     __device__ uint64 number(const SampleParams &p, uint32 row, Purpose purpose) const { return p.sampling.number(request, row, purpose, 0); }
 
-    // The row in a slot, and whether target has it. Slots count the target's rows, then those of the draft.
-    __device__ Source source(const SampleParams &p, uint32 slot, bool &is_there) const {
-        const SamplingParams &sampling = p.sampling;
+    // Where the row in a slot of target lies, and whether target has it.
+    __device__ const char *row(const SampleParams &p, uint32 slot, bool &is_there) const {
         is_there = true;
-        if (slot > p.gamma) return {sampling, request, temperature, true, sampling.draft_rows.at(request, slot - p.gamma - 1), {}};
         int64 n = request, r = slot;
         if (p.is_flat) {
             r = p.target_begin ? integer(p.target_begin.at(request), p.wide & WIDE_BEGIN) : request;
@@ -53,9 +51,23 @@ struct Turn {
             is_there = r < p.target_rows && r >= -int64(slot) && (r += slot) < p.target_rows;
             if (!is_there) r = 0;
         }
+        return p.sampling.target.at(n, r);
+    }
+    // The row in a slot, and whether target has it. Slots count the target's rows, then those of the draft.
+    __device__ Source source(const SampleParams &p, uint32 slot, bool &is_there) const {
+        const SamplingParams &sampling = p.sampling;
+        if (slot <= p.gamma) {
+            const char *const data = row(p, slot, is_there);
+            return source(p, slot, data);
+        }
+        is_there = true;
+        return {sampling, request, temperature, true, sampling.draft_rows.at(request, slot - p.gamma - 1), {}};
+    }
+    // The row in a slot of target, which lies there.
+    __device__ Source source(const SampleParams &p, uint32 slot, const char *data) const {
         const bool forbids = slot < least && stops;
         const Forbidden forbidden = {{p.stop.at(request), {p.stop.step[1]}}, forbids ? p.stops : 0, p.wide & WIDE_STOP ? 8u : 4u};
-        return {sampling, request, temperature, false, sampling.target.at(n, r), forbidden};
+        return {p.sampling, request, temperature, false, data, forbidden};
     }
     __device__ Source source(const SampleParams &p, uint32 slot) const {
         bool is_there;

@@ -36,17 +36,36 @@ struct Cut {
     __device__ bool has_next() const { return committed > accepted; }
 };
 
-// The end of one request. Its numbers are requested here, and first used by cut().
+// An address in global memory that is computed here, and not where it is used.
+template <typename Char> __device__ inline Char *known(Char *address) {
+    asm volatile("" : "+l"(address));
+    __builtin_assume(__isGlobal(address));
+    return address;
+}
+
+// The end of one request. Its numbers are found by place(), requested by load(), and first used by cut().
 struct End {
+    const char *remaining_at, *least_at, *ignores_at;  // computed before they are loaded
     int32 remaining = 0x7fffffff, least = 0;
     uint32 ignores = 0;
 
-    __device__ void load(const NoEnd &, uint32) {}
-    __device__ void load(const EndParams &p, uint32 seq) {
-        if (p.remaining) remaining = as<int32>(p.remaining.at(seq));
-        if (p.min_remaining) least = as<int32>(p.min_remaining.at(seq));
-        if (p.ignore_stop) ignores = as<uint8>(p.ignore_stop.at(seq));
+    __device__ void place(const EndParams &p, uint32 seq) {
+        remaining_at = p.remaining.at(seq), least_at = p.min_remaining.at(seq), ignores_at = p.ignore_stop.at(seq);
     }
+    __device__ void know() { remaining_at = known(remaining_at), least_at = known(least_at), ignores_at = known(ignores_at); }
+    // Brings the numbers into the L2 cache.
+    __device__ void prefetch(const EndParams &p) const {
+        if (p.remaining) ::prefetch(remaining_at);
+        if (p.min_remaining) ::prefetch(least_at);
+        if (p.ignore_stop) ::prefetch(ignores_at);
+    }
+    __device__ void load(const EndParams &p) {
+        if (p.remaining) remaining = as<int32>(remaining_at);
+        if (p.min_remaining) least = as<int32>(least_at);
+        if (p.ignore_stop) ignores = as<uint8>(ignores_at);
+    }
+    __device__ void load(const NoEnd &, uint32) {}
+    __device__ void load(const EndParams &p, uint32 seq) { place(p, seq), load(p); }
     // The first position at which a stop token counts.
     __device__ uint32 first_to_stop() const { return ignores ? NEVER : max(least, 0); }
     // k draft tokens agree, and n tokens would be committed; `stop` is the first position that counts with a stop token, or NEVER.
@@ -62,47 +81,61 @@ struct End {
 __device__ inline void prefetch_end(const NoEnd &, uint32) {}
 __device__ inline void prefetch_end(const EndParams &p, uint32 seq) {
     if (p.stop) prefetch(p.stop.at(seq));
-    if (p.remaining) prefetch(p.remaining.at(seq));
-    if (p.min_remaining) prefetch(p.min_remaining.at(seq));
-    if (p.ignore_stop) prefetch(p.ignore_stop.at(seq));
+    End end;
+    end.place(p, seq);
+    end.prefetch(p);
 }
 
-// Some stop tokens of a request: requested by load(), and waited for where they are looked at. No branch and nothing that waits comes before the
-// last request. The upper words of tokens of 32 bits are 0 here.
+// Some stop tokens of a request: requested by load(), and waited for where they are looked at. Where there are fewer the last one stands in their
+// places, so that all are requested together and none waits for a comparison.
 template <uint32 COUNT = 4> struct SomeStops {
-    uint32 low[COUNT], high[COUNT];
+    uint32 low[COUNT] = {}, high[COUNT] = {};  // `high` of tokens of 64 bits alone
 
+    // Those from the `first` on.
     __device__ void load(const EndParams &p, uint32 seq, uint32 first) {
-        const char *at = p.stop.at(seq, first);
-        const bool is_wide = p.stop_bytes == 8;
+        if (first >= p.stops) return;
+        const char *at[COUNT];
+        place(p, seq, first, at);
+        load(p, at);
+    }
+    // Where those from the `first` on are. There is one.
+    __device__ static void place(const EndParams &p, uint32 seq, uint32 first, const char *(&at)[COUNT]) {
 #pragma unroll
-        for (uint32 s = 0; s < COUNT; ++s, at += p.stop.step[1]) {
-            low[s] = 0xffffffff, high[s] = is_wide ? 0xffffffff : 0;
-            if (first + s < p.stops) low[s] = as<uint32>(at);
-            if (first + s < p.stops && is_wide) high[s] = as<uint32>(at + 4);
-        }
+        for (uint32 s = 0; s < COUNT; ++s) at[s] = p.stop.at(seq, min(first + s, p.stops - 1));
+    }
+    __device__ void load(const EndParams &p, const char *const (&at)[COUNT]) {
+#pragma unroll
+        for (uint32 s = 0; s < COUNT; ++s) low[s] = as<uint32>(at[s]);
+        if (p.stop_bytes != 8) return;
+#pragma unroll
+        for (uint32 s = 0; s < COUNT; ++s) high[s] = as<uint32>(at[s] + 4);
     }
     // Bit u says whether tokens[u] is one of them. None is negative.
     template <uint32 N, typename Token> __device__ uint32 bits(const EndParams &p, const Token (&tokens)[N]) const {
+        const bool is_wide = p.stop_bytes == 8;
+        Token stops[COUNT];  // those that Token cannot hold are −1
+#pragma unroll
+        for (uint32 s = 0; s < COUNT; ++s) {
+            const uint32 upper = is_wide ? high[s] : 0;
+            if (sizeof(Token) == 4) stops[s] = upper ? Token(-1) : Token(low[s]);
+            else stops[s] = is_wide ? Token(uint64(upper) << 32 | low[s]) : Token(int32(low[s]));
+        }
         uint32 bits = 0;
 #pragma unroll
         for (uint32 u = 0; u < N; ++u) {
-            // What `low` and `high` are of a stop token that is this token.
-            const uint32 word = uint32(tokens[u]), upper = p.stop_bytes == 8 ? uint32(int64(tokens[u]) >> 32) : 0;
-            const bool can_stop = tokens[u] >= 0 && (sizeof(Token) == 4 || p.stop_bytes == 8 || int64(tokens[u]) <= 0x7fffffff);
-            bool stops = false;
+            bool is_stop = false;
 #pragma unroll
-            for (uint32 s = 0; s < COUNT; ++s) stops |= (low[s] == word) & (high[s] == upper);
-            if (stops && can_stop) bits |= 1u << u;
+            for (uint32 s = 0; s < COUNT; ++s) is_stop |= tokens[u] == stops[s];
+            if (is_stop && tokens[u] >= 0) bits |= 1u << u;
         }
         return bits;
     }
 };
 
-// Bit u says whether tokens[u] is a stop token of a request, whose first stop tokens are here.
+// Bit u says whether tokens[u] is a stop token of a request, whose first stop tokens are here, if it has any.
 template <uint32 COUNT, uint32 N, typename Token>
 __device__ inline uint32 stop_bits(const EndParams &p, uint32 seq, SomeStops<COUNT> stops, const Token (&tokens)[N]) {
-    uint32 bits = stops.bits(p, tokens);
+    uint32 bits = stops.bits(p, tokens) & (p.stops ? FULL_WARP : 0);
 #pragma unroll 1
     for (uint32 first = COUNT; first < p.stops; first += COUNT) {
         stops.load(p, seq, first);

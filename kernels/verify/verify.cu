@@ -30,11 +30,14 @@ __device__ inline void verify_tile(const Params &p, const Ends &ends, uint32 til
     TokenTile<Token, SLOTS> tokens;
     TileEnd<Token, SLOTS, Ends> end;
     tokens.place(p, tile);
+    end.place(p, ends, tokens.row);
     tokens.prefetch(p);
-    if (tokens.pos == 0) end.prefetch(p, ends, tokens.row);
+    if (tokens.pos == 0) end.prefetch(ends, tokens.row);
+    tokens.know();
+    end.know();
     wait_for_previous_kernel();
-    tokens.load(p, tile);
-    end.load(p, ends, tokens.row);
+    end.load(ends);
+    tokens.load(p);
     const Cut cut = end.cut(p, ends, tokens);
     if (tokens.row >= p.batch) return;
     const PaddedRow<Token, Params> row(p, tokens.row);
@@ -60,8 +63,9 @@ __device__ inline void verify_long(const Params &p) {
     __shared__ uint32 accepted;
     uint32 pos = threadIdx.x / WARP * TILE + threadIdx.x % WARP;
     TokenTile<Token, TOKEN_SLOTS> tokens;
+    tokens.place(p, blockIdx.x, pos);
     wait_for_previous_kernel();
-    tokens.load(p, blockIdx.x, pos);
+    tokens.load(p);
     if (threadIdx.x == 0) accepted = p.gamma;
     __syncthreads();
     while (true) {
@@ -69,7 +73,8 @@ __device__ inline void verify_long(const Params &p) {
         if (threadIdx.x % WARP == 0) atomicMin(&accepted, k);
         pos += STEP;
         if (pos - threadIdx.x % WARP >= p.gamma) break;
-        tokens.load(p, blockIdx.x, pos);
+        tokens.place(p, blockIdx.x, pos);
+        tokens.load(p);
     }
     __syncthreads();
     const PaddedRow<Token, Params> row(p, blockIdx.x);

@@ -66,48 +66,48 @@ struct TokenTile {
     int32 length;  // of the row; clamped only where it is used, so that the load of the tokens does not wait for it
     Token drafts[SLOTS], targets[SLOTS];
 
+    const char *draft_row, *target_row, *length_at;
+
     // Finds this lane's place in tile `tile` of a batch: one long row, or several short ones.
     template <typename Params>
     __device__ void place(const Params &p, uint32 tile) {
         const uint32 lane = threadIdx.x % WARP;
-        row = SLOTS == 1 ? (tile << (5 - p.log_lanes)) + (lane >> p.log_lanes) : tile;
-        pos = SLOTS == 1 ? lane & ((1u << p.log_lanes) - 1) : lane;
-    }
-    // Brings what load() will request into the L2 cache. The tile has its place.
-    template <typename Params>
-    __device__ void prefetch(const Params &p) const {
-        const uint32 read_row = min(row, p.batch - 1);
-        const char *draft = p.draft + offset(read_row, p.draft_seq), *target = p.target + offset(read_row, p.target_seq);
-#pragma unroll
-        for (uint32 u = 0; u < SLOTS; ++u)
-            if (pos % PREFETCHED == 0 && pos + u * WARP < p.gamma) {
-                ::prefetch(&token<Token>(p, draft, pos + u * WARP, p.draft_pos));
-                ::prefetch(&token<Token>(p, target, pos + u * WARP, p.target_pos));
-            }
-        if (p.draft_lens && pos == 0) ::prefetch(p.draft_lens + offset(read_row, p.draft_lens_seq));
+        place(p, SLOTS == 1 ? (tile << (5 - p.log_lanes)) + (lane >> p.log_lanes) : tile, SLOTS == 1 ? lane & ((1u << p.log_lanes) - 1) : lane);
     }
     template <typename Params>
-    __device__ void load(const Params &p, uint32 tile) {
-        place(p, tile);
-        load(p, row, pos);
-    }
-    template <typename Params>
-    __device__ void load(const Params &p, uint32 row, uint32 pos) {
+    __device__ void place(const Params &p, uint32 row, uint32 pos) {
         this->row = row;
         this->pos = pos;
         const uint32 read_row = min(row, p.batch - 1);  // tokens of a row past the last are loaded but not used
-        const char *draft = p.draft + offset(read_row, p.draft_seq), *target = p.target + offset(read_row, p.target_seq);
+        draft_row = p.draft + offset(read_row, p.draft_seq), target_row = p.target + offset(read_row, p.target_seq);
+        length_at = p.draft_lens + offset(read_row, p.draft_lens_seq);
+    }
+    // Brings what load() will request into the L2 cache.
+    template <typename Params>
+    __device__ void prefetch(const Params &p) const {
+#pragma unroll
+        for (uint32 u = 0; u < SLOTS; ++u)
+            if (pos % PREFETCHED == 0 && pos + u * WARP < p.gamma) {
+                ::prefetch(&token<Token>(p, draft_row, pos + u * WARP, p.draft_pos));
+                ::prefetch(&token<Token>(p, target_row, pos + u * WARP, p.target_pos));
+            }
+        if (p.draft_lens && pos == 0) ::prefetch(length_at);
+    }
+    // The addresses are computed before this.
+    __device__ void know() { draft_row = known(draft_row), target_row = known(target_row), length_at = known(length_at); }
+    // The tile has its place.
+    template <typename Params>
+    __device__ void load(const Params &p) {
 #pragma unroll
         for (uint32 u = 0; u < SLOTS; ++u) {
             drafts[u] = targets[u] = -1;
             if (pos + u * WARP < p.gamma) {
-                drafts[u] = token<Token>(p, draft, pos + u * WARP, p.draft_pos);
-                targets[u] = token<Token>(p, target, pos + u * WARP, p.target_pos);
+                drafts[u] = token<Token>(p, draft_row, pos + u * WARP, p.draft_pos);
+                targets[u] = token<Token>(p, target_row, pos + u * WARP, p.target_pos);
             }
         }
-        const int32 &draft_len = as<int32>(p.draft_lens + offset(read_row, p.draft_lens_seq));
         length = p.gamma;
-        if (p.draft_lens) length = draft_len;
+        if (p.draft_lens) length = as<int32>(length_at);
     }
 
     // The position of the tile's first mismatch, or the row's length if it has none; the same in all lanes of a row.
@@ -135,17 +135,49 @@ struct TileEnd {
     End end;
     SomeStops<STOPS> stops;
     Token bonus = -1;
+    const char *bonus_at, *stop_at[STOPS];
 
-    // Brings what load() will request into the L2 cache, by one lane of a row.
+    // Finds what load() will request: its addresses are computed here.
     template <typename Params>
-    __device__ void prefetch(const Params &p, const Ends &ends, uint32 row) const {
+    __device__ void place(const Params &p, const Ends &ends, uint32 row) {
         if constexpr (Ends::IS_GIVEN) {
             const uint32 read_row = min(row, p.batch - 1);
-            ::prefetch(&token<Token>(p, p.target + offset(read_row, p.target_seq), p.gamma, p.target_pos));
-            prefetch_end(ends, read_row);
+            const char *targets = p.target + offset(read_row, p.target_seq);
+            bonus_at = reinterpret_cast<const char *>(&token<Token>(p, targets, p.gamma, p.target_pos));
+            end.place(ends, read_row);
+            stops.place(ends, read_row, 0, stop_at);
+#pragma unroll
+            for (uint32 s = 0; s < STOPS; ++s)
+                if (!ends.stops) stop_at[s] = targets;  // is loaded and not looked at, so that no branch comes before the other requests
+        }
+    }
+    // Brings it into the L2 cache, by one lane of a row. Of stop tokens that all rows share, and of numbers of neighbouring rows, one request is
+    // enough: many to one place would hold up the kernel before this one.
+    __device__ void prefetch(const Ends &ends, uint32 row) {
+        if constexpr (Ends::IS_GIVEN) {
+            ::prefetch(bonus_at);
+            if (row % PREFETCHED == 0) end.prefetch(ends);
+            if (ends.stops && (row == 0 || ends.stop.step[0])) ::prefetch(stop_at[0]);
+        }
+    }
+    // The addresses are computed before this.
+    __device__ void know() {
+        if constexpr (Ends::IS_GIVEN) {
+            bonus_at = known(bonus_at);
+            end.know();
+#pragma unroll
+            for (uint32 s = 0; s < STOPS; ++s) stop_at[s] = known(stop_at[s]);
         }
     }
     // Requests what the tile's own tokens do not tell.
+    __device__ void load(const Ends &ends) {
+        if constexpr (Ends::IS_GIVEN) {
+            stops.load(ends, stop_at);
+            end.load(ends);
+            bonus = as<Token>(bonus_at);
+        }
+    }
+    // Requests it of a row that has no place, with fewer addresses at once.
     template <typename Params>
     __device__ void load(const Params &p, const Ends &ends, uint32 row) {
         if constexpr (Ends::IS_GIVEN) {
@@ -169,12 +201,11 @@ struct TileEnd {
             for (uint32 u = 0; u < SLOTS; ++u) tokens[u] = tile.targets[u];
             tokens[SLOTS] = bonus;
             const uint32 bits = stop_bits(ends, min(tile.row, p.batch - 1), stops, tokens);
+            // The first slot whose position counts.
+            const uint32 slot = from > tile.pos ? (from - tile.pos - 1) / WARP + 1 : 0;
+            const uint32 counts = bits & (1u << SLOTS) - 1 & FULL_WARP << min(slot, SLOTS);
             uint32 first = bits >> SLOTS && p.gamma >= from ? p.gamma : NEVER;
-#pragma unroll
-            for (uint32 u = SLOTS; u-- > 0;) {
-                const uint32 pos = tile.pos + u * WARP;
-                if (bits >> u & 1 && pos >= from) first = pos;
-            }
+            if (counts) first = tile.pos + (__ffs(counts) - 1) * WARP;
             if constexpr (SLOTS == 1) {
                 const uint32 lanes = 1u << p.log_lanes, leader = threadIdx.x % WARP & -lanes;
                 const uint32 stops = __ballot_sync(FULL_WARP, first < p.gamma) >> leader & FULL_WARP >> (WARP - lanes);

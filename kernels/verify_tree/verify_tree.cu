@@ -12,9 +12,10 @@
 //   load links and tokens ─ lowest matching child of each node ─ walk ─ write path and tokens
 //
 // From logits: verify_tree_largest goes first. It reads N·V logits for each tree, 16.4 MB at N = 64 of 128256 bfloat16, 3.4 µs at 4.8 TB/s. Its
-// CTAs take a slice of a row each, as many as keep the device busy, and leave the largest logit of the slice with its token. Stop tokens that
-// min_remaining forbids at the node's depth (early.cuh) are looked for only where one would be the largest so far. The kernel that walks may start
-// while it runs: it requests links and tokens before it waits.
+// CTAs take a slice of a row each, as many as keep the device busy, and leave the largest logit of the slice with its token. A thread requests
+// eight units of 16 bytes before it compares the first. A unit with a NaN, and stop tokens that min_remaining forbids at the node's depth (early.cuh)
+// where one would be the largest, make the thread look at each of its logits. The kernel that walks may start once all CTAs of the search have begun:
+// it brings links and tokens into the L2 cache, and waits.
 //
 // On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; the CTA has whole warps, and a thread for each node or MOST_THREADS; no output overlaps an input.
 //
@@ -48,11 +49,23 @@ template <bool FORBIDS> __device__ inline uint64 higher(uint64 best, uint64 othe
     return higher(best, other);
 }
 
+// The highest of a warp's. Its upper word is written as a maximum, which `top` is: of `uint64(top) << 32` ptxas 12.4 moves the reduction's result into the
+// wrong register.
+__device__ inline uint64 highest_of_warp(uint64 ranked) {
+    const uint32 key = ranked >> 32, top = __reduce_max_sync(FULL_WARP, key);
+    const uint32 token = __reduce_max_sync(FULL_WARP, key == top ? uint32(without_nan(ranked)) : 0);
+    return uint64(max(key, top)) << 32 | token | (__any_sync(FULL_WARP, (ranked & WITH_NAN) != 0) ? WITH_NAN : 0);
+}
+
 // Neighbouring logits, 16 bytes.
 template <uint32 TYPE> struct Unit {
     static constexpr uint32 COUNT = TYPE == FLOAT32 ? 4 : 8;
     uint32 words[4];
 
+    __device__ static Unit none() {
+        const uint32 none = none_bits<TYPE>(false) * (TYPE == FLOAT32 ? 1 : 0x10001);
+        return {{none, none, none, none}};
+    }
     __device__ void load(const char *from) {
         const uint4 four = as<uint4>(from);
         words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
@@ -62,47 +75,41 @@ template <uint32 TYPE> struct Unit {
         const uint32 bits = n % 2 ? words[n / 2] >> 16 : words[n / 2] & 0xffff;
         return TYPE == FLOAT16 ? widen_float16(bits) : widen_bfloat16(bits);
     }
-    // The largest of them that is a number, −∞ where none is. Sets `has_nan` where there is a NaN.
-    __device__ float largest(bool &has_nan) const {
-        float all = ::largest_of<TYPE>(words);
-        if (all != all) {
-            has_nan = true;
-            all = minus_infinity();
+    // NaN if there is one.
+    __device__ float largest() const { return largest_of<TYPE>(words); }
+    // The first that is `value`, or COUNT.
+    __device__ uint32 first(float value) const {
+        uint32 found = COUNT;
 #pragma unroll
-            for (uint32 n = 0; n < COUNT; ++n) all = fmaxf(all, at(n));
-        }
-        return all;
+        for (uint32 n = COUNT; n-- > 0;)
+            if (at(n) == value) found = n;
+        return found;
     }
 };
 
-// The largest logit that a thread finds in tokens `begin` to `end` of a row, in units. Which logit of a unit it is, is looked for in the best
+// The largest logit that a thread finds in `units` units of a row, every MOST_THREADS-th of them, and whether there is a NaN among them, which stands
+// in for a unit's other logits. `first`: the token with which the thread's first unit begins. Which logit of a unit it is, is looked for in the best
 // unit alone.
-template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *logits, uint32 begin, uint32 end) {
-    constexpr uint32 COUNT = Unit<TYPE>::COUNT;
-    constexpr uint32 STEP = MOST_THREADS * COUNT, AT_ONCE = 4;
-    const uint32 none = none_bits<TYPE>(false) * (TYPE == FLOAT32 ? 1 : 0x10001);
+template <uint32 TYPE> __device__ inline uint64 largest_of_units(const char *logits, uint32 units, uint32 first, bool &has_nan) {
+    constexpr uint32 COUNT = Unit<TYPE>::COUNT, AT_ONCE = 8;
     float best = minus_infinity();
-    Unit<TYPE> kept = {};
-    uint32 first = 0;
-    bool has_nan = false;
-    for (uint32 token = begin + threadIdx.x * COUNT; token < end; token += AT_ONCE * STEP) {
-        Unit<TYPE> units[AT_ONCE];
+    Unit<TYPE> kept = Unit<TYPE>::none();
+    uint32 kept_at = 0;
+    for (uint32 at = 0; at < units; at += AT_ONCE, logits += AT_ONCE * MOST_THREADS * 16) {
+        Unit<TYPE> loaded[AT_ONCE];
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
-            units[u] = {{none, none, none, none}};
-            if (token + u * STEP < end) units[u].load(logits + uint64(token + u * STEP) * (16 / COUNT));
+            loaded[u] = Unit<TYPE>::none();
+            if (at + u < units) loaded[u].load(logits + u * MOST_THREADS * 16);
         }
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
-            const float largest = units[u].largest(has_nan);
-            if (largest > best) best = largest, kept = units[u], first = token + u * STEP;
+            const float largest = loaded[u].largest();
+            has_nan |= largest != largest;
+            if (largest > best) best = largest, kept = loaded[u], kept_at = at + u;
         }
     }
-    uint32 found = 0;
-#pragma unroll
-    for (uint32 n = COUNT; n-- > 0;)
-        if (kept.at(n) == best) found = n;
-    return ranked(best, first + found) | (has_nan ? WITH_NAN : 0);
+    return ranked(best, first + kept_at * MOST_THREADS * COUNT + kept.first(best));
 }
 
 // The largest logit that a thread finds in tokens `begin` to `end` of a row.
@@ -114,13 +121,16 @@ __device__ inline uint64 largest_of(const LargestParams &p, const char *logits, 
     };
     if (p.is_adjacent) {
         const uint32 bytes = p.dtype == FLOAT32 ? 4 : 2, count = 16 / bytes, whole = begin < end ? begin + (end - begin) / count * count : begin;
+        const uint32 first = begin + threadIdx.x * count, units = first < whole ? (whole - first - 1) / (MOST_THREADS * count) + 1 : 0;
+        const char *from = logits + uint64(first) * bytes;
+        bool has_nan = false;
         uint64 of_units;
-        if (p.dtype == FLOAT32) of_units = largest_of_units<FLOAT32>(logits, begin, whole);
-        else if (p.dtype == FLOAT16) of_units = largest_of_units<FLOAT16>(logits, begin, whole);
-        else of_units = largest_of_units<BFLOAT16>(logits, begin, whole);
+        if (p.dtype == FLOAT32) of_units = largest_of_units<FLOAT32>(from, units, first, has_nan);
+        else if (p.dtype == FLOAT16) of_units = largest_of_units<FLOAT16>(from, units, first, has_nan);
+        else of_units = largest_of_units<BFLOAT16>(from, units, first, has_nan);
         best = higher<FORBIDS>(NO_LOGIT, of_units, forbidden);
-        if (best != of_units)  // it is forbidden
-            for (uint32 unit = begin + threadIdx.x * count; unit < whole; unit += MOST_THREADS * count)
+        if (has_nan || best != of_units)  // or it is forbidden
+            for (uint32 unit = first; unit < whole; unit += MOST_THREADS * count)
                 for (uint32 n = 0; n < count; ++n) take(unit + n, bytes);
         for (uint32 token = whole + threadIdx.x; token < end; token += MOST_THREADS) take(token, bytes);
     } else {
@@ -130,45 +140,48 @@ __device__ inline uint64 largest_of(const LargestParams &p, const char *logits, 
 }
 
 // CTA (i·N + v)·slices + s takes slice s of node v of sequence i.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(const __grid_constant__ LargestParams p) {
-    __shared__ uint64 of_warp[MOST_THREADS / WARP];
-    allow_next_kernel();
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 4) verify_tree_largest(const __grid_constant__ LargestParams p) {
+    constexpr uint32 WARPS = MOST_THREADS / WARP;
+    __shared__ uint64 of_warp[WARPS];
     const uint32 row = p.slices.divide(blockIdx.x), seq = p.nodes.divide(row), node = row - seq * p.nodes.value;
-    if (p.node_counts && int32(node) >= as<int32>(p.node_counts.at(seq))) return;
     const char *logits = p.logits.at(seq, node);
     const uint32 begin = (blockIdx.x - row * p.slices.value) * p.slice, end = min(begin + p.slice, p.tokens);
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    if (p.node_counts && int32(node) >= as<int32>(p.node_counts.at(seq))) return;
     const EarlyStops early(p.end, seq);
     const Forbidden forbidden = early.at(depth_of(p.parents, seq, node, early.least));
-    uint64 best = forbidden.count ? largest_of<true>(p, logits, begin, end, forbidden) : largest_of<false>(p, logits, begin, end, forbidden);
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) best = higher(best, __shfl_xor_sync(FULL_WARP, best, step));
-    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = best;
+    const uint64 best = highest_of_warp(forbidden.count ? largest_of<true>(p, logits, begin, end, forbidden) : largest_of<false>(p, logits, begin, end, forbidden));
+    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (lane == 0) of_warp[warp] = best;
     __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (uint32 w = 1; w < MOST_THREADS / WARP; ++w) best = higher(best, of_warp[w]);
-    p.largest[blockIdx.x] = best;
+    if (warp > 0) return;
+    const uint64 of_cta = highest_of_warp(lane < WARPS ? of_warp[lane] : NO_LOGIT);
+    if (lane == 0) p.largest[blockIdx.x] = of_cta;
 }
 
 // The target's tokens of a tree, from the largest logits of the slices of each node's row, and which rows have a NaN: neighbouring threads look at
-// neighbouring slices.
+// neighbouring slices. Those of nodes past the last are not read by any walk.
 template <typename Token>
-__device__ inline void find_targets(const VerifyTreeParams &p, uint32 seq, uint32 count, Token *target, bool *has_nan) {
+__device__ inline void find_targets(const VerifyTreeParams &p, uint32 seq, Token *target, bool *has_nan) {
     constexpr uint32 AT_ONCE = 4;
     const uint32 lanes = 1u << p.log_slices, slice = threadIdx.x & (lanes - 1), step = blockDim.x >> p.log_slices;
     const uint64 *of_tree = p.largest + uint64(seq) * p.nodes * p.slices;
-    for (uint32 first = 0; first < count; first += AT_ONCE * step) {
+    for (uint32 first = 0; first < p.nodes; first += AT_ONCE * step) {
         uint64 best[AT_ONCE];
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
             const uint32 node = first + u * step + (threadIdx.x >> p.log_slices);
             best[u] = NO_LOGIT;
-            if (node < count && slice < p.slices) best[u] = of_tree[uint64(node) * p.slices + slice];
+            if (node < p.nodes && slice < p.slices) best[u] = of_tree[uint64(node) * p.slices + slice];
         }
 #pragma unroll
         for (uint32 u = 0; u < AT_ONCE; ++u) {
             const uint32 node = first + u * step + (threadIdx.x >> p.log_slices);
-            for (uint32 other = 1; other < lanes; other *= 2) best[u] = higher(best[u], __shfl_xor_sync(FULL_WARP, best[u], other));
-            if (node >= count || slice > 0) continue;
+            if (lanes == WARP) best[u] = highest_of_warp(best[u]);
+            else
+                for (uint32 other = 1; other < lanes; other *= 2) best[u] = higher(best[u], __shfl_xor_sync(FULL_WARP, best[u], other));
+            if (node >= p.nodes || slice > 0) continue;
             target[node] = without_nan(best[u]) == NO_LOGIT ? Token(-1) : Token(~uint32(best[u]) & ~uint32(WITH_NAN));
             has_nan[node] = (best[u] & WITH_NAN) != 0;
         }
@@ -183,10 +196,10 @@ __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) 
     __shared__ bool has_nan[MOST_NODES];
     __shared__ int32 accepted;
     allow_next_kernel();
-    // The search for the largest logits began when links and tokens were there.
-    if (!p.largest) wait_for_previous_kernel();
     const uint32 seq = blockIdx.x;
     const int32 nodes = p.nodes, threads = blockDim.x, places = p.places;
+    for (int32 c = threadIdx.x * PREFETCHED; c < nodes; c += threads * PREFETCHED) prefetch(p.parents.at(seq, c)), prefetch(p.tokens.at(seq, c));
+    wait_for_previous_kernel();
     Token token[SLOTS], given_target[SLOTS];
     int32 parent[SLOTS], given = nodes;
 #pragma unroll
@@ -199,10 +212,7 @@ __device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) 
     }
     if (p.node_counts) given = as<int32>(p.node_counts.at(seq));
     const int32 count = min(max(given, 0), nodes);
-    if (p.largest) {
-        wait_for_previous_kernel();
-        find_targets(p, seq, count, target, has_nan);
-    }
+    if (p.largest) find_targets(p, seq, target, has_nan);
 #pragma unroll
     for (int32 s = 0; s < SLOTS; ++s) {
         const int32 c = threadIdx.x + s * threads;

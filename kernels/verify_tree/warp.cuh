@@ -15,12 +15,6 @@ template <typename T> __device__ inline T of_node(const T (&values)[NODE_SLOTS],
     const T low = __shfl_sync(FULL_WARP, values[0], node), high = __shfl_sync(FULL_WARP, values[1], node);
     return node & int32(WARP) ? high : low;
 }
-// An address in global memory that is computed here, and not where it is used.
-__device__ inline char *known(char *address) {
-    asm volatile("" : "+l"(address));
-    __builtin_assume(__isGlobal(address));
-    return address;
-}
 // The nodes for which it holds, a bit each.
 __device__ inline uint64 nodes_where(const bool (&holds)[NODE_SLOTS]) {
     return __ballot_sync(FULL_WARP, holds[0]) | uint64(__ballot_sync(FULL_WARP, holds[1])) << WARP;

@@ -4,13 +4,14 @@ use crate::Case;
 use crate::sample::{
     Scene, depends_on_no_other, filters_flat_rows, is_emulated, random, random_filtered, random_plain,
 };
-use crate::sampling::PLAIN;
+use crate::sampling::{PLAIN, Settings};
 use crate::support::*;
 use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![
     sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu,
     sample_filters_flat_rows_by_each_variant_as_on_the_cpu,
+    sample_by_each_variant_accepts_more_drafts_than_a_warp_has_lanes,
     sample_of_a_request_depends_on_no_other_by_each_variant,
     sample_of_a_request_depends_on_no_other_among_many,
 ];
@@ -40,6 +41,33 @@ fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backen
                 scene.run(&forced, None).assert_same(scene.run(&cpu, None));
             });
         }
+        forced.assert_ran(variant);
+    }
+}
+
+/// Greedy rows of 64 drafts: one request accepts all, the others all up to one past the first 32.
+fn sample_by_each_variant_accepts_more_drafts_than_a_warp_has_lanes(backend: &Backend) {
+    let cpu = Backend::cpu(2);
+    let gamma = 64;
+    for (variant, forced) in by_variant(backend) {
+        rounds(1, |rng| {
+            let mut scene = random_plain(rng, 3, gamma, 264);
+            scene.settings = vec![Settings { temperature: 0.0, ..PLAIN }; 3];
+            (scene.lens, scene.remaining, scene.stop) = (None, None, None);
+            let largest = |i: usize, r: usize| {
+                let row = scene.target.row([i, r]);
+                row.iter().enumerate().fold(0, |best, (token, x)| if *x > row[best] { token } else { best }) as i64
+            };
+            let mut draft = Array::from_fn(&[3, gamma], |at| largest(at[0], at[1]));
+            let refused = [gamma, 32, rng.size(33..=gamma - 1)];
+            for (i, &r) in refused.iter().enumerate().skip(1) {
+                draft.data[i * gamma + r] = (draft.data[i * gamma + r] + 1) % 264;
+            }
+            scene.draft = draft;
+            let found = scene.run(&forced, None);
+            assert_eq!(found.accepted, refused.map(|r| r as i64));
+            found.assert_same(scene.run(&cpu, None));
+        });
         forced.assert_ran(variant);
     }
 }

@@ -18,6 +18,7 @@ pub const CASES: &[Case] = cases![
     verify_tree_accepts_no_more_than_the_path_holds,
     verify_tree_finds_the_largest_logit,
     verify_tree_finds_the_largest_logit_of_many_nodes,
+    verify_tree_finds_the_largest_logit_of_long_rows,
     verify_tree_by_each_variant_walks_alike,
     verify_tree_reads_what_the_call_before_it_wrote,
 ];
@@ -441,32 +442,79 @@ fn verify_tree_finds_the_largest_logit(backend: &Backend) {
         let (batch, n) = (rng.size(1..=4), rng.size(1..=12));
         let vocabulary = if rng.one_in(8) { rng.size(4000..=9000) } else { rng.size(1..=40) };
         let parents = parents_of(rng, batch, n, false);
-        check_logits(backend, rng, &parents, vocabulary);
+        let is_aligned = rng.one_in(2);
+        check_logits(backend, rng, &parents, vocabulary, is_aligned);
     });
 }
 
 /// A chain that is accepted to its end, with more parts of rows than a CTA looks at at once.
 fn verify_tree_finds_the_largest_logit_of_many_nodes(backend: &Backend) {
-    rounds(1, |rng| check_logits(backend, rng, &Array::from_fn(&[1, 263], |at| at[1] as i64 - 1), 4100));
+    rounds(1, |rng| check_logits(backend, rng, &Array::from_fn(&[1, 263], |at| at[1] as i64 - 1), 4100, false));
 }
 
-/// Half of the nodes, and all of a chain, have their parent's target token.
-fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabulary: usize) {
+/// One row that is given for every node of a chain: so many that a row is one part, which each thread of a CTA goes through in several steps.
+fn verify_tree_finds_the_largest_logit_of_long_rows(backend: &Backend) {
+    rounds(8, |rng| {
+        let (n, dtype) = (if backend.is_cuda() { 528 } else { 2 }, rng.pick(&[F32, F16, BF16]));
+        let vocabulary = if dtype == F32 { 20_003 } else { 40_003 };
+        let mut row = vec![-1.0; vocabulary];
+        let places: Vec<usize> = (0..rng.size(1..=3)).map(|_| rng.size(0..=vocabulary - 1)).collect();
+        if rng.one_in(2) {
+            row[rng.size(0..=vocabulary - 1)] = f64::NAN;
+        }
+        places.iter().for_each(|&place| row[place] = 2.0);
+        let has_nan = row.iter().any(|x| x.is_nan());
+        let largest = places.iter().min().copied().expect("there is one") as i64;
+        let place = |dtype, values: &Array<i64>| Tensor::ints(backend, dtype, values, &Layout::default());
+        let tokens = place(I32, &Array::filled(&[1, n], largest));
+        let parents = place(I32, &Array::from_fn(&[1, n], |at| at[1] as i64 - 1));
+        let row = Tensor::floats(backend, dtype, &Array::new(&[1, 1, vocabulary], row), &Layout::default());
+        let mut logits = row.c();
+        (logits.shape[1], logits.strides[0], logits.strides[1]) = (n as i64, 0, 0);
+        let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
+        let (accepted, path, next_token) = (out(I32, &[1]), out(I32, &[1, n]), out(I32, &[1]));
+        let status = out(U32, &[1]);
+        let args = vwd_verify_tree_args {
+            tokens: tokens.c(),
+            parents: parents.c(),
+            logits,
+            accepted: accepted.c(),
+            path: path.c(),
+            next_token: next_token.c(),
+            status: status.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+        assert_eq!((accepted.read_ints()[[0]], next_token.read_ints()[[0]]), (n as i64 - 1, largest), "{places:?}");
+        assert_eq!(status.read_raw()[[0]], if has_nan { VWD_SAMPLE_NAN } else { 0 }.to_le_bytes());
+    });
+}
+
+/// Half of the nodes, and all of a chain, have their parent's target token. `is_aligned`: rows begin on 16 bytes, and larger numbers lie behind their
+/// ends; some trees have fewer nodes.
+fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabulary: usize, is_aligned: bool) {
     let (batch, n) = (parents.shape[0], parents.shape[1]);
     let is_chain = n > 12;
     // Rows that can be loaded by 16 bytes.
     let vocabulary = if rng.one_in(2) { vocabulary.next_multiple_of(8) } else { vocabulary };
+    let extent = if is_aligned { vocabulary.next_multiple_of(8) + rng.pick(&[0, 8]) } else { vocabulary };
     let dtype = rng.pick(&[F32, F16, BF16]);
-    // Whole numbers: equal largest ones are everywhere.
-    let logits = Array::from_fn(&[batch, n, vocabulary], |_| match rng.size(0..=19) {
-        0 => f64::NAN,
+    // Whole numbers: equal largest ones are everywhere. A row of few NaN has most of its tokens compared at once.
+    let nan = rng.pick(&[0, 1, 1, vocabulary * n]);
+    let logits = Array::from_fn(&[batch, n, extent], |at| match rng.size(0..=19) {
+        _ if at[2] >= vocabulary => 9.0,
+        0 if nan == 1 => f64::NAN,
         1 => f64::NEG_INFINITY,
+        2 => -0.0,
+        _ if nan > 1 && rng.size(0..=nan) == 0 => f64::NAN,
         _ => rng.int(-3..=3) as f64,
     });
     // Tokens that are forbidden at every depth.
     let stops: Vec<i64> = (0..rng.pick(&[0, 0, 3, 9])).map(|_| rng.int(0..=vocabulary as i64 - 1)).collect();
+    let row = |i: usize, v: usize| logits.row([i, v])[..vocabulary].to_vec();
     let best = |i: usize, v: usize| {
-        let mut row = logits.row([i, v]).to_vec();
+        let mut row = row(i, v);
         stops.iter().for_each(|&token| row[token as usize] = f64::NAN);
         let most = row.iter().copied().filter(|x| !x.is_nan()).fold(f64::NEG_INFINITY, f64::max);
         row.iter().position(|&x| x == most && most > f64::NEG_INFINITY).map_or(-1, |token| token as i64)
@@ -476,10 +524,15 @@ fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabula
         parent if parent >= 0 && (is_chain || rng.one_in(2)) => target[[at[0], parent as usize]],
         _ => rng.int(0..=vocabulary as i64 - 1),
     });
-    let drafts = Drafts { tokens, parents: parents.clone(), target, counts: None };
+    let counts = if is_aligned { maybe_counts(rng, batch, n) } else { None };
+    let drafts = Drafts { tokens, parents: parents.clone(), target, counts };
     let place = |dtype, values: &Array<i64>| Tensor::ints(backend, dtype, values, &Layout::default());
     let (tokens, parents) = (place(I64, &drafts.tokens), place(I32, &drafts.parents));
-    let rows = Tensor::floats(backend, dtype, &logits, &Layout::random(rng, 3));
+    let counts = drafts.counts.as_ref().map(|counts| place(I32, counts));
+    let layout = if is_aligned { Layout::random_aligned(rng, 3) } else { Layout::random(rng, 3) };
+    let rows = Tensor::floats(backend, dtype, &logits, &layout);
+    let mut given_rows = rows.c();
+    given_rows.shape[2] = vocabulary as i64;
     let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
     let (accepted, path, next_token) = (out(I32, &[batch]), out(I32, &[batch, n]), out(I64, &[batch]));
     let status = out(U32, &[batch]);
@@ -491,8 +544,9 @@ fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabula
         min_remaining: given(&min_remaining),
         tokens: tokens.c(),
         parents: parents.c(),
+        node_counts: counts.as_ref().map_or(absent(), Tensor::c),
         status: status.c(),
-        logits: rows.c(),
+        logits: given_rows,
         accepted: accepted.c(),
         path: path.c(),
         next_token: next_token.c(),
@@ -501,14 +555,14 @@ fn check_logits(backend: &Backend, rng: &mut Rng, parents: &Array<i64>, vocabula
     // SAFETY: the tensors outlive the call.
     backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
     for i in 0..batch {
-        let (walk, _) = drafts.walk(i, n);
-        let last = *walk.last().expect("the root");
-        let has_nan = walk.iter().any(|&node| logits.row([i, node]).iter().any(|x| x.is_nan()));
-        let none = if drafts.target[[i, last]] < 0 { VWD_TREE_NO_TOKEN } else { 0 };
-        let bits = none | if has_nan { VWD_SAMPLE_NAN } else { 0 };
+        let (walk, of_form) = drafts.walk(i, n);
+        let next = walk.last().map_or(-1, |&last| drafts.target[[i, last]]);
+        let has_nan = walk.iter().any(|&node| row(i, node).iter().any(|x| x.is_nan()));
+        let none = if next < 0 && !walk.is_empty() { VWD_TREE_NO_TOKEN } else { 0 };
+        let bits = of_form as u32 | none | if has_nan { VWD_SAMPLE_NAN } else { 0 };
         assert_eq!(status.read_raw()[[i]], bits.to_le_bytes(), "status of {i}");
-        assert_eq!(accepted.read_ints()[[i]], walk.len() as i64 - 1);
-        assert_eq!(next_token.read_ints()[[i]], drafts.target[[i, last]]);
+        assert_eq!(accepted.read_ints()[[i]], walk.len().max(1) as i64 - 1);
+        assert_eq!(next_token.read_ints()[[i]], next);
         let path = &path.read_ints().row([i])[..walk.len()].to_vec();
         assert_eq!(*path, walk.iter().map(|&node| node as i64).collect::<Vec<_>>());
     }

@@ -61,6 +61,11 @@ kernel_constants! {
 const CLUSTER_SHARED: u32 = 10880;
 /// Shared memory behind the segments where rows have filters: a CTA of fewer segments than [`MOST_CTA_SEGMENTS`] searches for their bounds in it.
 const SEARCH_BYTES: u32 = 16384;
+/// How many CTAs of clusters a multiprocessor may be given room for, so that no more lie on one than need to. One is not among them: the CTAs of a launch
+/// that begins early would find no room next to it.
+const SPREADS: [u32; 3] = [2, 3, 4];
+/// Shared memory that the device keeps of each CTA's.
+const KEPT_SHARED: u32 = 1024;
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
 pub const THREADS: u32 = 256;
 const SEGMENT_THREADS: u32 = 256;
@@ -71,7 +76,7 @@ const MOST_SEGMENTS_A_CTA: usize = 4;
 /// Segments that a CTA of a cluster has at once, where rows are few and where they are more, and the most CTAs of four multiprocessors for each,
 /// where a number has 16 bits and where it has 32. With more of them it pays to stream segments, or to record them in a launch of their own.
 const CLUSTER_SEGMENTS: [usize; 2] = [2, MOST_ROW_SEGMENTS / MOST_ROW_CTAS as usize];
-const CLUSTER_CTAS_16: [usize; 2] = [16, 12];
+const CLUSTER_CTAS_16: [usize; 2] = [16, 20];
 const CLUSTER_CTAS_32: [usize; 2] = [4, 8];
 /// The same where rows have filters, and top-k is one of them. From the last of these on, half clusters take rows of 16 bits while all of them run at once.
 const TOP_K_CTAS_16: [usize; 2] = [8, 9];
@@ -118,6 +123,24 @@ pub struct ClusterKernel {
     pub largest: usize,
     half_16: HalfClusters,
     half_32: HalfClusters,
+    spreads: [Spread; SPREADS.len()],
+}
+
+/// Shared memory of a CTA with which a multiprocessor has room for so many and no more, and how many clusters of n + 1 CTAs then run at once.
+#[derive(Clone, Copy, Default)]
+struct Spread {
+    bytes: u32,
+    at_once: [usize; MOST_ROW_CTAS as usize],
+}
+
+/// Shared memory of a CTA, at most so much, with which a multiprocessor has room for `ctas` of them and for no more.
+fn spread_bytes(ctas: u32, shared_bytes: u32) -> u32 {
+    ((shared_bytes + KEPT_SHARED) / (ctas + 1) - KEPT_SHARED).next_multiple_of(128)
+}
+
+/// The first shared memory with which so many clusters run at once.
+fn spread(spreads: &[Spread], ctas: usize, clusters: usize) -> u32 {
+    spreads.iter().find(|spread| spread.at_once[ctas - 1] >= clusters).map_or(0, |spread| spread.bytes)
 }
 
 /// Half clusters of n + 1 CTAs that run at once: each CTA has [`MOST_CTA_SEGMENTS`] segments.
@@ -131,8 +154,14 @@ impl ClusterKernel {
         kernel.allow_large_clusters()?;
         // Three CTAs take all the shared memory of a multiprocessor: with less of it, fewer of them would run at once.
         kernel.prefer_shared()?;
-        let mut made =
-            ClusterKernel { kernel, filters, largest: 0, half_16: Default::default(), half_32: Default::default() };
+        let mut made = ClusterKernel {
+            kernel,
+            filters,
+            largest: 0,
+            half_16: Default::default(),
+            half_32: Default::default(),
+            spreads: Default::default(),
+        };
         let at_once =
             |ctas, segments, number_bytes| made.sharing(segments, number_bytes).active_clusters(ctas, THREADS) as usize;
         let can_form = |ctas: &u32| at_once(*ctas, CLUSTER_SEGMENTS[1], size_of::<f32>()) > 0;
@@ -140,11 +169,32 @@ impl ClusterKernel {
         let half = |number_bytes| std::array::from_fn(|n| at_once(n as u32 + 1, MOST_CTA_SEGMENTS, number_bytes));
         let (half_16, half_32) = (half(size_of::<u16>()), half(size_of::<f32>()));
         (made.largest, made.half_16, made.half_32) = (largest, half_16, half_32);
+        if !filters {
+            made.spreads = SPREADS.map(|ctas| {
+                let bytes = spread_bytes(ctas, facts.shared_bytes);
+                let kernel = kernel.sharing(bytes);
+                Spread {
+                    bytes,
+                    at_once: std::array::from_fn(|n| kernel.active_clusters(n as u32 + 1, THREADS) as usize),
+                }
+            });
+        }
         Ok(made)
     }
 
+    /// The kernel for so many rows of numbers of so many bytes, in each launch. CTAs are given more shared memory than they use where that keeps many of them
+    /// from one multiprocessor while others have few: those of a launch that begins early come where the one before leaves room.
+    pub fn of(&self, clusters: RowClusters, rows: usize, number_bytes: usize) -> Kernel {
+        let kernel = self.sharing(clusters.segments, number_bytes);
+        if self.filters {
+            return kernel;
+        }
+        let bytes = stage_bytes(clusters.segments, number_bytes);
+        kernel.sharing(bytes.max(spread(&self.spreads, clusters.ctas, rows)))
+    }
+
     /// The kernel where a CTA has so many segments of numbers of so many bytes.
-    pub fn sharing(&self, segments: usize, number_bytes: usize) -> Kernel {
+    fn sharing(&self, segments: usize, number_bytes: usize) -> Kernel {
         let searches = self.filters && segments < MOST_CTA_SEGMENTS;
         self.kernel.sharing(stage_bytes(segments, number_bytes) + if searches { SEARCH_BYTES } else { 0 })
     }
@@ -281,6 +331,11 @@ impl Cut {
         self.batch.saturating_mul(self.per_request).saturating_mul(self.per_row)
     }
 
+    /// Rows of a launch.
+    pub fn rows(&self) -> usize {
+        self.batch.min(self.requests) * self.per_request
+    }
+
     /// Segments of a row.
     pub fn per_row(&self) -> usize {
         self.per_row
@@ -387,7 +442,7 @@ impl Cut {
 
     /// How clusters of up to `largest` CTAs take rows of numbers of so many bytes; `None` where these are too long.
     pub fn clusters(&self, largest: usize, number_bytes: usize, multiprocessors: u32) -> Option<RowClusters> {
-        let rows = self.batch.min(self.requests) * self.per_request;
+        let rows = self.rows();
         let most = match (number_bytes, self.options.filters) {
             (2, Filters::None) => CLUSTER_CTAS_16,
             (2, Filters::TopK) => TOP_K_CTAS_16,
@@ -406,7 +461,7 @@ impl Cut {
 
     /// How half clusters take rows, of which so many run at once; `None` where rows are too long, or the device has no such clusters.
     pub fn half_clusters(&self, at_once: &HalfClusters) -> Option<RowClusters> {
-        let rows = self.batch.min(self.requests) * self.per_request;
+        let rows = self.rows();
         let ctas = self.per_row.div_ceil(MOST_CTA_SEGMENTS);
         let at_once = *at_once.get(ctas - 1).filter(|at_once| **at_once > 0)?;
         let are_few = self.options.filters == Filters::TopK && rows <= at_once;
@@ -506,12 +561,12 @@ mod tests {
         let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132);
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 2)), [expected(16, 2, true); 2]);
-        assert_eq!([6, 8].map(|batch| of(batch, 128_256, 2)), [expected(8, 4, true); 2]);
-        assert_eq!(of(9, 128_256, 2), expected(8, 4, false));
+        assert_eq!([6, 13].map(|batch| of(batch, 128_256, 2)), [expected(8, 4, true); 2]);
+        assert_eq!(of(14, 128_256, 2), expected(8, 4, false));
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 4)), [expected(16, 2, true), expected(8, 4, true)]);
         assert_eq!(of(6, 128_256, 4), expected(8, 4, false));
-        assert_eq!([1, 6].map(|batch| of(batch, 151_936, 2)), [expected(10, 4, true); 2]);
-        assert_eq!(of(7, 151_936, 2), expected(10, 4, false));
+        assert_eq!([1, 11].map(|batch| of(batch, 151_936, 2)), [expected(10, 4, true); 2]);
+        assert_eq!(of(12, 151_936, 2), expected(10, 4, false));
         assert_eq!(of(1, 1 << 20, 2), None);
         assert_eq!(of(1, 5, 2), expected(1, 2, true));
     }
@@ -533,6 +588,25 @@ mod tests {
             assert_eq!([3, 17].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
             assert_eq!(of(Filters::ByProbability, 18, bytes), expected(8, 4, false));
         }
+    }
+
+    #[test]
+    fn ctas_of_clusters_are_spread_while_all_run_at_once() {
+        // As much as an H200 has. A CTA declares up to CLUSTER_SHARED more.
+        const SHARED: u32 = 227 << 10;
+        for ctas in SPREADS {
+            let each = |declared: u32| spread_bytes(ctas, SHARED) + declared + KEPT_SHARED;
+            assert!(ctas * each(CLUSTER_SHARED) <= SHARED + KEPT_SHARED, "{ctas} have no room");
+            assert!((ctas + 1) * each(0) >= SHARED + KEPT_SHARED, "more than {ctas} have room");
+        }
+        let spreads = [(1, 32), (2, 48), (3, 64)].map(|(bytes, clusters)| {
+            let mut at_once = [0; MOST_ROW_CTAS as usize];
+            at_once[7] = clusters;
+            Spread { bytes, at_once }
+        });
+        let expected = [(32, 1), (33, 2), (48, 2), (49, 3), (64, 3), (65, 0)];
+        assert_eq!(expected.map(|(clusters, _)| spread(&spreads, 8, clusters)), expected.map(|(_, bytes)| bytes));
+        assert_eq!(spread(&spreads, 16, 1), 0);
     }
 
     #[test]

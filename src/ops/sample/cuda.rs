@@ -169,7 +169,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         Variant::Streamed | Variant::Loaded => None,
     };
     if let Some((of_clusters, clusters)) = cluster.zip(clusters) {
-        let kernel = of_clusters.sharing(clusters.segments, number_bytes);
+        let kernel = of_clusters.of(clusters, cut.rows(), number_bytes);
         // SAFETY: as below.
         return unsafe { cut.launch_clusters(enqueue, &kernel, clusters, &mut params, |params| &mut params.sampling) };
     }

@@ -11,7 +11,7 @@ use crate::ops::verify::{ByToken, EndParams};
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct, log2_ceil};
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
-use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Modules, Source, source};
 
 pub struct Kernels {
     cta: ByToken,
@@ -31,8 +31,6 @@ pub struct Kernels {
 
 /// CTAs of a cluster that walks a tree.
 const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
-/// Trees whose walk starts while the largest logits are looked for.
-const EARLY_TREES: usize = 1;
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
@@ -201,11 +199,9 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         Variant::Cta if has_logits => (&kernels.cta, &kernels.cta_end, MOST_THREADS),
         Variant::Cta => (&kernels.cta, &kernels.cta_end, r.nodes().next_multiple_of(32).min(MOST_THREADS)),
     };
-    // Started early, the walks of several trees would take longer than the search gains by it.
-    let kind = if has_logits && r.batch() > EARLY_TREES { Kind::Plain } else { enqueue.dependent_kind() };
-    let grid = Grid { ctas: r.batch() as u32, threads: threads as u32, kind };
+    let grid = Grid { ctas: r.batch() as u32, threads: threads as u32, kind: enqueue.dependent_kind() };
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The kernels wait before they
-    // touch anything; the one that walks by logits has requested tokens, links and counts by then, which were ready when the search began.
+    // touch anything.
     unsafe {
         let Some(end) = &r.end else {
             return enqueue.launch(kernel.of(r.tokens.dtype), grid, [(&raw const params).cast()]);
@@ -307,9 +303,10 @@ fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut
         is_adjacent: has_aligned_rows(logits, 16) as u32,
         end: EndParams::new(r.end.as_ref()),
     };
-    let grid = Grid { ctas: ctas as u32, threads: LARGEST_THREADS, kind: Kind::Plain };
+    let grid = Grid { ctas: ctas as u32, threads: LARGEST_THREADS, kind: enqueue.dependent_kind() };
     let kernels: &Kernels = enqueue.kernels();
-    // SAFETY: LargestParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+    // SAFETY: LargestParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed. The kernel waits before
+    // it touches anything.
     unsafe { enqueue.launch(&kernels.largest, grid, [(&raw const params).cast()])? };
     Ok((largest, slices as u32))
 }
