@@ -1,5 +1,5 @@
 // Attention for up to 64 rows to few short lists (variant verify128_short): verify128.cuh where a CTA has few stages of a list, so that what is done once
-// counts. A cluster of up to 8 CTAs takes each list by itself. Where lists are few, half of the multiprocessors are left to CTAs of the kernel that follows,
+// counts. A cluster of up to 9 CTAs takes each list by itself. Where lists are few, half of the multiprocessors are left to CTAs of the kernel that follows,
 // which begin while those of this one run. Each CTA has two halves, which share the queries and nothing else until they join. Half h of CTA r takes stages of 64 tokens
 // 2·r + h, 2·(r + ctas) + h, …:
 //

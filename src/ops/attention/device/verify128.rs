@@ -31,8 +31,9 @@ pub const SHARED: u32 =
 /// Threads of a CTA of verify128_short, whose shared memory is that of verify128, and its halves, which take stages by themselves.
 const SHORT_THREADS: u32 = 512;
 const HALVES: u32 = 2;
-/// CTAs of its clusters where lists are few, and where they are many.
+/// CTAs of its clusters where lists are few, up to ALONE_TOKENS long and longer, and where they are many.
 const FEW_LISTS_CTAS: usize = 8;
+const FEW_LONG_LISTS_CTAS: usize = 9;
 const MANY_LISTS_CTAS: usize = 2;
 /// Shorter lists are sooner done by larger clusters, whose CTAs join sooner.
 const SHORT_TOKENS: u64 = 8 << 10;
@@ -167,7 +168,11 @@ pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree:
 /// The plan of a call by the kernel `entry` of verify128_short. No CTA of a cluster is without a stage.
 pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Plan {
     let items = split_items(sizes);
-    let most = if are_few(items, multiprocessors) { FEW_LISTS_CTAS } else { MANY_LISTS_CTAS };
+    let most = match are_few(items, multiprocessors) {
+        true if sizes.list_tokens > ALONE_TOKENS => FEW_LONG_LISTS_CTAS,
+        true => FEW_LISTS_CTAS,
+        false => MANY_LISTS_CTAS,
+    };
     let stages = sizes.units.div_ceil(u64::from(STAGE_UNITS)).min(most as u64) as u32;
     // A CTA that is alone could send itself nothing.
     let ctas = clusters.largest(items, most).min(stages).max(2);
