@@ -62,6 +62,14 @@ def run(release, model, options, command, further=None, **arguments):
     return Output(done.stdout)
 
 
+def fetched(cls):
+    """The release of a class of tests, which are skipped where it cannot be had."""
+    try:
+        return cls.fetch()
+    except releases.Missing as missing:
+        raise unittest.SkipTest(f"{cls.__name__}: {missing}") from missing
+
+
 class WithRelease:
     """The tests of one release; the classes below say which."""
 
@@ -70,10 +78,7 @@ class WithRelease:
 
     @classmethod
     def setUpClass(cls):
-        try:
-            cls.release = cls.fetch()
-        except releases.Missing as missing:
-            raise unittest.SkipTest(f"{cls.__name__}: {missing}") from missing
+        cls.release = fetched(cls)
         cls.tiny = releases.tiny(BUILD)
         cls.windows = releases.tiny(BUILD, "gemma2")
         cls.sinks = releases.tiny(BUILD, "gpt-oss")
@@ -415,10 +420,7 @@ class Apart:
 
     @classmethod
     def setUpClass(cls):
-        try:
-            cls.release = cls.fetch()
-        except releases.Missing as missing:
-            raise unittest.SkipTest(f"{cls.__name__}: {missing}") from missing
+        cls.release = fetched(cls)
         cls.tiny = releases.tiny(BUILD)
         cls.options = {"DEVICES": "APART0", "BACKEND": BUILD / f"libllama-apart-api{cls.API}.so", "DENSE_BELOW": 0, "CHECK": 1}
 

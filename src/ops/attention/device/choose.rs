@@ -180,8 +180,12 @@ const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
-        Variant::Decode64 => fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS),
-        Variant::Decode256 => fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS),
+        Variant::Decode64 => {
+            fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS, "it takes heads of 64 channels")
+        }
+        Variant::Decode256 => {
+            fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS, "it takes heads of 256 channels")
+        }
         Variant::Verify128Short => fit_verify_short(device, sizes, options),
         Variant::Verify128 => fit_verify128(device, sizes, options),
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
@@ -198,11 +202,14 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     takes_decode(device, sizes, options).unless(is_wide, "it takes heads of 128 channels")
 }
 
-fn fit_other_decode(device: &Device, sizes: &Sizes, options: &Options, channels: u32) -> Fit {
+/// decode64 or decode256. `reason`: what it says of heads of another width, which most calls have: nothing more is asked of them.
+fn fit_other_decode(device: &Device, sizes: &Sizes, options: &Options, channels: u32, reason: &'static str) -> Fit {
+    if (sizes.dim, sizes.value_dim) != (channels, channels) {
+        return Fit::Cannot(reason);
+    }
     takes_decode(device, sizes, options)
         .unless(sizes.element == Some(Element::Fp8), "it takes keys of 16 bits")
         .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
-        .unless((sizes.dim, sizes.value_dim) != (channels, channels), "it takes heads of another number of channels")
 }
 
 /// What decode128, decode64 and decode256 take.

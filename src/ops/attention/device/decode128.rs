@@ -41,7 +41,7 @@ pub fn is_uneven(multiprocessors: u32, sizes: &Sizes, has_lists: bool) -> bool {
         _ => 1,
     };
     let are_few = lists.saturating_mul(sizes.list_tokens) < verify128::DENSE_TOKENS * times;
-    let most = if has_lists || lists * u64::from(MOST_CTAS) <= 2 * multiprocessors {
+    let most = if has_lists || lists <= 2 * multiprocessors / u64::from(MOST_CTAS) {
         MOST_TOKENS
     } else if are_few || lists.saturating_mul(2) >= 5 * multiprocessors {
         MOST_TOKENS_OF_MANY
@@ -203,6 +203,14 @@ pub fn state_bytes(rows: Rows, channels: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::attention::device::choose::tests::SIZES;
+
+    #[test]
+    fn any_number_of_lists_is_even_or_not() {
+        let sizes = Sizes { lists: u64::MAX, list_tokens: 8 << 10, ..SIZES };
+        assert!(!is_uneven(132, &sizes, false));
+        assert!(is_uneven(132, &Sizes { list_tokens: u64::MAX, ..sizes }, false));
+    }
 
     #[test]
     fn warps_share_a_unit_as_long_as_none_has_a_second() {

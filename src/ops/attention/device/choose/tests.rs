@@ -201,7 +201,7 @@ fn dense_attention_to_very_many_tokens_takes_verify128() {
 }
 
 #[test]
-fn dense_attention_of_several_sequences_takes_what_was_fastest_where_one_is_as_long_as_the_others_together() {
+fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
     let dense = Options { lists: false, ..NOTHING };
     let of = |rows, lists, tokens: u64| {
         let sizes = Sizes { rows, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
@@ -322,6 +322,8 @@ fn variant_that_was_slower_runs_where_it_is_forced() {
     let forced = |variant| choose(Some(variant), |variant| fit(variant, &H200, &sizes, &LATENTS));
     assert_eq!(forced(Variant::Mla64).unwrap(), Variant::Mla64);
     assert!(forced(Variant::Decode128).unwrap_err().to_string().contains("it takes heads of 128 channels"));
+    assert!(forced(Variant::Decode64).unwrap_err().to_string().contains("it takes heads of 64 channels"));
+    assert!(forced(Variant::Decode256).unwrap_err().to_string().contains("it takes heads of 256 channels"));
 }
 
 const REPAIR: RepairSizes = RepairSizes {
