@@ -26,6 +26,7 @@ mod calibration;
 mod compact;
 mod contents;
 mod decoder;
+mod draws;
 mod forecast;
 mod gather;
 mod index;
