@@ -85,7 +85,6 @@ const FAMILIES: &[Family] = &[
     Family { cases: tree_end::CASES, on: On::Both },
     Family { cases: tree_sample::CASES, on: On::Both },
     Family { cases: compact::CASES, on: On::Both },
-    Family { cases: compact::ON_THE_CPU, on: On::Cpu },
     Family { cases: index::CASES, on: On::Both },
     Family { cases: index_bits::CASES, on: On::Both },
     Family { cases: select::CASES, on: On::Both },

@@ -158,6 +158,13 @@ impl Backend {
         }
     }
 
+    /// Makes the device's context current on this thread.
+    pub fn enter(&self) {
+        if let Device::Cuda(cuda) = &self.device {
+            cuda.enter();
+        }
+    }
+
     /// The call was accepted; waits until it is done.
     #[track_caller]
     pub fn finish(&self, status: vwd_status) {
