@@ -6,6 +6,7 @@
 pub mod array;
 pub mod backend;
 pub mod budget;
+pub mod calls;
 pub mod int4;
 pub mod maps;
 pub mod memory;
