@@ -10,9 +10,9 @@ top_k_top_p_sampling_from_logits or sampling_from_logits, of logits that were di
 top_p_sampling_from_probs. `copy` is
 a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. `cold` is what the call
 adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an engine: its instructions come from
-memory, too. `greedy` is a call of the same shape whose requests are all greedy by their temperature. `floor` has kernels that read the same logits
-(`sample_read.py`): `read` finds the largest numbers, `weigh` also adds up the weights, by as many CTAs and copies, `top_p` and `top_k` weigh or count
-tokens in shared memory and search a bound, and none draws. Microseconds, medians; logits are in no cache.
+memory, too. `greedy` is a call of the same shape whose requests are all greedy by their temperature. `floor` has kernels that read the same logits by
+as many CTAs and copies (`sample_read.py`): `read` finds the largest numbers, `weigh` also adds up the weights, and neither draws. `search` has kernels that
+search the bound of a filter in a plain way, which is no floor. Microseconds, medians; logits are in no cache.
 """
 
 import math
@@ -177,7 +177,7 @@ def peers(case, timer):
     return found
 
 
-FLOORS = {NO_FILTERS: ("read", "weigh"), ALL_FILTERS: ("top_k",), TOP_P: ("top_p",)}
+BESIDE = {NO_FILTERS: ("read", "weigh"), ALL_FILTERS: ("top_k",), TOP_P: ("top_p",)}
 
 
 def measure(session, timer, rows, quick):
@@ -201,8 +201,8 @@ def measure(session, timer, rows, quick):
                         row.update(peers(case, timer))
                     rows.put("sample", **row)
                     if reading and reading.takes(case.logits[0]) and not has_rows:
-                        times = reading.times(case.logits, timer, FLOORS[filters])
-                        rows.put("floor", **form, bytes=size, vanward_graph=row["vanward_graph"], **times)
+                        times = reading.times(case.logits, timer, BESIDE[filters])
+                        rows.put("search" if filters else "floor", **form, bytes=size, vanward_graph=row["vanward_graph"], **times)
                     if not filters and not has_rows:
                         case.temperature.zero_()
                         if batch <= 8:

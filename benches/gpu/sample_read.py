@@ -10,7 +10,8 @@ no row is put together from its segments, and no request from its rows: what a c
 
 `top_p` and `top_k` have each row in the shared memory of a cluster, however many rows there are. They find its largest logit, and then a bound in two
 turns of 256 bins: how far tokens lie below the largest, to a 2048th of a factor of two in weight. `top_p` weighs each token in the first turn, and those of one bin in
-the second; `top_k` counts them. The exact bound, what it keeps, and the draw are left out.
+the second; `top_k` counts them. The exact bound, what it keeps, and the draw are left out. They are no floor: each token is an atomic addition of 64 bits to shared
+memory, which the library does without. A call that takes longer than they do has room.
 """
 
 import ctypes
