@@ -11,6 +11,7 @@ pub mod drafts;
 pub mod fallback;
 pub mod model;
 pub mod own_drafts;
+pub mod plain;
 pub mod smoothed;
 pub mod strategies;
 pub mod term;
