@@ -125,6 +125,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::drafts::CASES, on: On::Both },
     Family { cases: decoder::own_drafts::CASES, on: On::Both },
     Family { cases: decoder::strategies::CASES, on: On::Both },
+    Family { cases: decoder::foreseen::CASES, on: On::Both },
+    Family { cases: decoder::batches::CASES, on: On::Both },
     Family { cases: decoder::smoothed::CASES, on: On::Both },
     Family { cases: decoder::fallback::CASES, on: On::Both },
     Family { cases: decoder::tiered::CASES, on: On::Both },
