@@ -4,10 +4,10 @@
 //! summaries that are made anew of all tokens.
 //!
 //! 100,000 random operations are made, or as many as `VANWARD_DECODER_OPERATIONS` says, a third of them with each dtype; `make long-random` makes
-//! a million. What is drawn counts as one: a join, a leave, a fork, a rollback, a preemption, the return of a sequence that was preempted, a
-//! step, or a round of drafts. Each row of a step, those of a round's and of a return's steps among them, counts as one more in each of the nine layers,
-//! and each row whose drafts are verified as one more. So a step of three rows is 28 operations, and most of a run's operations are a row's
-//! attention in a layer, which is compared with the formulas or with the serial layer.
+//! a million, in a quarter of a minute where the library is optimised. What is drawn counts as one: a join, a leave, a fork, a rollback, a preemption,
+//! the return of a sequence that was preempted, a step, or a round of drafts. Each row of a step, those of a round's and of a return's steps among them,
+//! counts as one more in each of the nine layers, and each row whose drafts are verified as one more. So a step of three rows is 28 operations, and
+//! most of a run's operations are a row's attention in a layer, which is compared with the formulas or with the serial layer.
 
 use super::acceptance::{COST, Verdicts};
 use super::plain::*;
