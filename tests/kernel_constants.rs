@@ -18,7 +18,10 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/mla64.rs", "TOKENS", "attention/mla64.cuh", "MLA64_TOKENS"),
     ("ops/attention/device/mla64.rs", "SLAB_BYTES", "common/warpgroup.cuh", "SLAB_WIDTH"),
     ("ops/attention/device/verify128.rs", "ROWS", "attention/verify128_join.cuh", "VERIFY_ROWS"),
-    ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_join.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_width.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "NARROW_CHANNELS", "attention/verify64_width.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "RING_BYTES", "attention/verify128_width.cuh", "QUERIES_OFFSET"),
+    ("ops/attention/device/verify128.rs", "RING_BYTES", "attention/verify64_width.cuh", "QUERIES_OFFSET"),
     ("ops/attention/device/verify128.rs", "THREADS", "attention/verify128_join.cuh", "VERIFY_THREADS"),
     ("ops/attention/device/verify128.rs", "SHORT_THREADS", "attention/verify128_short.cuh", "SHORT_THREADS"),
     ("ops/attention/device/verify128.rs", "HALVES", "attention/verify128_short.cuh", "HALVES"),
@@ -106,8 +109,14 @@ const DECLARED: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Where names are found that a file takes from a header.
-const HEADERS: [&str; 4] =
-    ["common/types.cuh", "common/topk.cuh", "attention/attention.cuh", "attention/verify128_join.cuh"];
+const HEADERS: [&str; 6] = [
+    "common/types.cuh",
+    "common/topk.cuh",
+    "common/warpgroup.cuh",
+    "attention/attention.cuh",
+    "attention/verify128_width.cuh",
+    "attention/verify128_join.cuh",
+];
 
 #[test]
 fn constants_of_rust_are_those_of_the_kernels() {

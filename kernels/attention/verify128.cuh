@@ -1,20 +1,23 @@
-// Attention for up to 64 rows, query positions times query heads of a KV head, to 16-bit keys and values of 128 channels (variant verify128),
-// by matrix products of warpgroups (wgmma). It serves the verification of drafts: 16 positions of 4 heads take little longer than one position.
+// Attention for up to 64 rows, query positions times query heads of a KV head, to 16-bit keys and values of 128 channels (variant verify128), or
+// of 64 (variant verify64, whose sources include verify64_width.cuh), by matrix products of warpgroups (wgmma). It serves the verification of drafts:
+// 16 positions of 4 heads take little longer than one position.
 //
 // Runs for calls that have more rows a list than decode128 takes, on compute capability 9.0 itself: src/ops/attention/device/choose.rs.
 //
 // A cluster of up to 16 CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
 //
-//   copies    a warpgroup ── keys [64 tokens × 128], values [64 tokens × 128] ── 16 tokens a warp, wherever they lie
-//   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
+//   copies    a warpgroup ── keys [64 tokens × channels], values [64 tokens × channels] ── 16 tokens a warp, wherever they lie
+//   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × channels] += P · V
 //   join      (verify128_join.cuh) both warpgroups in shared memory ── the cluster, each CTA a part of the rows ── the chunks, through scratch
 //
 // The weights P stay in registers: the sums of the first product have the form of the second product's operand.
 //
-// A tile whose 16 tokens are all there and lie side by side is copied as boxes of tensors (verify128_boxes.cuh): one lane of its warp requests two boxes of keys
-// and two of values. The lanes of a warp copy other tiles, 16 bytes each at a time, and all tiles where keys or values cannot be mapped. Warps of a stage may differ.
+// A tile whose 16 tokens are all there and lie side by side is copied as boxes of tensors (verify128_boxes.cuh): one lane of its warp requests a box of keys
+// and one of values for each 64 channels. The lanes of a warp copy other tiles, 16 bytes each at a time, and all tiles where keys or values cannot be
+// mapped. Warps of a stage may differ.
 //
-//   Bytes of a stage: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
+//   Bytes of a stage of 128 channels: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
+//   Of 64 channels both are half as many.
 //
 // How the tokens of a row are split depends on its own list and on the lengths of all of the call's lists, and on nothing else; where chunks are
 // fixed (FixedChunks), on its own list alone.
@@ -52,6 +55,7 @@ template <typename Rows> constexpr uint32 COPY_REGISTERS = 504 - GROUPS * Rows::
 template <typename Rows>
 struct VerifyCopies : VerifyJob {
     static constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;  // of 16 bytes in a token's keys
+    static constexpr uint32 AT_ONCE = WARP / CHUNKS;            // tokens that the warp copies at a time
     static constexpr uint32 TILE_BYTES = SLABS * BOX_BYTES;     // of its keys, or of its values
 
     const Boxes *boxes = nullptr;  // NULL: tiles are not copied as boxes
@@ -84,26 +88,26 @@ struct VerifyCopies : VerifyJob {
         if (lane == 0) s.is_whole[stage][warp] = exists && (whole >> from & all) == all;
         return __ballot_sync(FULL_WARP, is_there);
     }
-    // Where the lane's 16 bytes of a tile's keys or values lie, of the n-th two tokens that the warp copies at a time; `to`: of the stage's.
+    // Where the lane's 16 bytes of a tile's keys or values lie, of the n-th tokens that the warp copies at a time; `to`: of the stage's.
     __device__ uint32 place_of_copy(uint32 to, uint32 n) const {
-        const uint32 second = lane / CHUNKS, chunk = lane % CHUNKS;
-        return to + chunk / 8 * SLAB_BYTES + (warp * TILE + second) * SLAB_WIDTH + 2 * n * SLAB_WIDTH + ((chunk % 8 ^ second ^ 2 * n % 8) * 16);
+        const uint32 token = lane / CHUNKS, chunk = lane % CHUNKS;
+        return to + chunk / 8 * SLAB_BYTES + (warp * TILE + token) * SLAB_WIDTH + AT_ONCE * n * SLAB_WIDTH + ((chunk % 8 ^ token ^ AT_ONCE * n % 8) * 16);
     }
     // Requests keys or values of a tile's tokens: zeros where a token is not there, since a NaN times a weight of zero would be NaN. address: where
     // the granules lie. `step` bytes lie between two tokens of one. UNROLLED: of the copies of smaller granules, as many as registers allow. ARE_WHOLE: a tile
     // of a granule whose tokens are all there takes fewer instructions, another one more.
     template <uint32 UNROLLED = 4, bool ARE_WHOLE = false>
     __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 are_there, const char *address, int64 step, uint32 to) const {
-        const uint32 from = tiles.lane_of(p, tile, 0), second = lane / CHUNKS, chunk = lane % CHUNKS;
+        const uint32 from = tiles.lane_of(p, tile, 0), token = lane / CHUNKS, chunk = lane % CHUNKS;
         if (p.log_granule == LOG_TILE && (!ARE_WHOLE || are_there == FULL_WARP)) {
-            const char *at = of_lane(address, from) + second * step + chunk * 16;
+            const char *at = of_lane(address, from) + token * step + chunk * 16;
 #pragma unroll
-            for (uint32 n = 0; n < TILE / 2; n++, at += 2 * step) copy_16(place_of_copy(to, n), at, ARE_WHOLE || are_there >> second + 2 * n & 1);
+            for (uint32 n = 0; n < TILE / AT_ONCE; n++, at += AT_ONCE * step) copy_16(place_of_copy(to, n), at, ARE_WHOLE || are_there >> token + AT_ONCE * n & 1);
             return;
         }
 #pragma unroll UNROLLED
-        for (uint32 n = 0; n < TILE / 2; n++) {
-            const uint32 row = 2 * n + second, within = row & ((1 << p.log_granule) - 1);
+        for (uint32 n = 0; n < TILE / AT_ONCE; n++) {
+            const uint32 row = AT_ONCE * n + token, within = row & ((1 << p.log_granule) - 1);
             const char *const at = of_lane(address, from + (row >> p.log_granule)) + within * step + chunk * 16;
             copy_16(place_of_copy(to, n), at, are_there >> row & 1);
         }

@@ -80,6 +80,12 @@ template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
                  "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;" : VWD_64(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
 
+// The same of 64 elements.
+#define VWD_MULTIPLY_REGISTERS_ROWS_64(type) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;" : VWD_32(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
+
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[4], uint64 a, uint64 b) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_8("bf16");
     else VWD_MULTIPLY_8("f16");
@@ -91,6 +97,10 @@ template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], uint
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], const uint32 (&a)[4], uint64 b, bool adds) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_REGISTERS_64("bf16");
     else VWD_MULTIPLY_REGISTERS_64("f16");
+}
+template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], const uint32 (&a)[4], uint64 b) {
+    if constexpr (IS_BFLOAT16) VWD_MULTIPLY_REGISTERS_ROWS_64("bf16");
+    else VWD_MULTIPLY_REGISTERS_ROWS_64("f16");
 }
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[64], uint64 a, uint64 b) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_128("bf16");

@@ -4,7 +4,7 @@
 use crate::Case;
 use crate::attention_model::*;
 use crate::attention_rows::{Prediction, agrees, partials_agree};
-use crate::attention_tree::of_128_channels;
+use crate::attention_tree::{of_64_channels as tree_of_64_channels, of_128_channels};
 use crate::support::*;
 use std::ops::RangeInclusive;
 use vanward::abi::*;
@@ -16,6 +16,8 @@ pub const CASES: &[Case] = cases![
     attention_by_decode256_agrees_with_the_formula,
     attention_by_verify128_agrees_with_the_formula,
     attention_by_verify128_short_agrees_with_the_formula,
+    attention_by_verify64_agrees_with_the_formula,
+    attention_by_verify64_short_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
     attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_int4_128_caps_the_scores_of_tokens_alone,
@@ -41,6 +43,8 @@ pub const CASES: &[Case] = cases![
 pub const ANY: RangeInclusive<u32> = 0..=u32::MAX;
 pub const HOPPER_AND_LATER: RangeInclusive<u32> = 90..=u32::MAX;
 pub const HOPPER: RangeInclusive<u32> = 90..=90;
+
+type SpecOf = fn(&mut Rng) -> Spec;
 
 /// Attention, and where partials fit the variant, partials, over `count` specs that it takes.
 fn attend(
@@ -102,6 +106,10 @@ fn drafts(rng: &mut Rng) -> Spec {
         q_lens: spec.q_lens && positions.is_some(),
         ..spec
     }
+}
+
+fn drafts_of_64_channels(rng: &mut Rng) -> Spec {
+    Spec { dim: 64, value_dim: 64, ..drafts(rng) }
 }
 
 /// MLA without what its kernels leave to mma.
@@ -179,27 +187,37 @@ fn attention_by_decode256_agrees_with_the_formula(backend: &Backend) {
 }
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
-    attend(backend, "verify128", HOPPER, 20, drafts, false);
+    attend_to_drafts(backend, "verify128", drafts);
+}
+
+fn attention_by_verify64_agrees_with_the_formula(backend: &Backend) {
+    attend_to_drafts(backend, "verify64", drafts_of_64_channels);
+}
+
+fn attend_to_drafts(backend: &Backend, variant: &str, drafts: SpecOf) {
+    attend(backend, variant, HOPPER, 20, drafts, false);
     // So many lists that each has one CTA, and so long that it takes its ring several times.
     let many = |rng: &mut Rng| {
         let (page, block) = rng.pick(&[(64, 64), (16, 16)]);
         let spec = Spec { batch: 9, kv_heads: 8, most: 1000, positions: Some(3), group: 1, page, block, ..drafts(rng) };
         Spec { lists: rng.pick(&[Lists::Absent, Lists::Shared]), slots: false, window: 0, ..spec }
     };
-    attend(backend, "verify128", HOPPER, 2, many, false);
+    attend(backend, variant, HOPPER, 2, many, false);
 }
 
 fn attention_by_verify128_short_agrees_with_the_formula(backend: &Backend) {
-    attend(backend, "verify128_short", HOPPER, 20, drafts, false);
+    attend_to_short_lists(backend, "verify128_short", drafts);
+}
+
+fn attention_by_verify64_short_agrees_with_the_formula(backend: &Backend) {
+    attend_to_short_lists(backend, "verify64_short", drafts_of_64_channels);
+}
+
+fn attend_to_short_lists(backend: &Backend, variant: &str, drafts: SpecOf) {
+    attend(backend, variant, HOPPER, 20, drafts, false);
     // So long that a CTA takes its ring several times.
-    attend(
-        backend,
-        "verify128_short",
-        HOPPER,
-        2,
-        |rng| Spec { batch: 1, kv_heads: 2, most: 9000, ..drafts(rng) },
-        false,
-    );
+    let long = |rng: &mut Rng| Spec { batch: 1, kv_heads: 2, most: 9000, ..drafts(rng) };
+    attend(backend, variant, HOPPER, 2, long, false);
 }
 
 /// Heads of 128 channels in whole tiles, of which some tokens are coded.
@@ -311,11 +329,12 @@ fn attention_to_float32_queries_is_that_to_rounded_ones_on_tensor_cores(backend:
         Spec { dim, value_dim, scale: Some(0.1), most: 150, ..in_whole_tiles(rng) }
     };
     type Of<'a> = &'a dyn Fn(&mut Rng) -> Spec;
-    let variants: [(&str, _, Of); 5] = [
+    let variants: [(&str, _, Of); 6] = [
         ("decode128", HOPPER_AND_LATER, &in_whole_tiles),
         ("decode64", HOPPER_AND_LATER, &of_64_channels),
         ("decode256", HOPPER_AND_LATER, &of_256_channels),
         ("verify128", HOPPER, &drafts),
+        ("verify64", HOPPER, &drafts_of_64_channels),
         ("mma", ANY, &of_any_width),
     ];
     for (variant, capabilities, spec) in variants {
@@ -445,16 +464,16 @@ fn with_nan_keys(spec: Spec) -> Spec {
     Spec { nan_keys: true, slots: false, window: 0, batch, kv_heads, most: 400, ..spec }
 }
 
-type SpecOf = fn(&mut Rng) -> Spec;
-
 /// Where a warp, a CTA or a chunk has such keys alone, there is no maximum to say that it has any.
 fn keys_that_are_nan_spoil_the_rows_that_see_them(backend: &Backend) {
-    let variants: [(&str, RangeInclusive<u32>, SpecOf); 9] = [
+    let variants: [(&str, RangeInclusive<u32>, SpecOf); 11] = [
         ("decode128", HOPPER_AND_LATER, in_whole_tiles),
         ("decode64", HOPPER_AND_LATER, of_64_channels),
         ("decode256", HOPPER_AND_LATER, of_256_channels),
         ("verify128", HOPPER, drafts),
         ("verify128_short", HOPPER, drafts),
+        ("verify64", HOPPER, drafts_of_64_channels),
+        ("verify64_short", HOPPER, drafts_of_64_channels),
         ("mla16", HOPPER_AND_LATER, |rng| latents(rng, &[16])),
         ("mla64", HOPPER, |rng| latents(rng, &[16])),
         ("mma", ANY, in_whole_tiles),
@@ -526,10 +545,12 @@ fn rows_past_q_lens_are_zero_where_tokens_are_nan(backend: &Backend) {
 /// A list of one row of a tree may name tokens of other paths, and a window may hide some of its own: they are not multiplied by a weight of zero.
 fn tokens_of_a_tree_that_no_row_sees_may_be_nan(backend: &Backend) {
     type Of = fn(&mut Rng) -> Spec;
-    let variants: [(&str, RangeInclusive<u32>, Of); 4] = [
+    let variants: [(&str, RangeInclusive<u32>, Of); 6] = [
         ("general", ANY, of_128_channels),
         ("verify128", HOPPER, of_128_channels),
         ("verify128_short", HOPPER, of_128_channels),
+        ("verify64", HOPPER, tree_of_64_channels),
+        ("verify64_short", HOPPER, tree_of_64_channels),
         ("int4_verify128", HOPPER, int4_drafts),
     ];
     for (variant, capabilities, spec) in variants {

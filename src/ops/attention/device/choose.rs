@@ -24,6 +24,9 @@ variants! {
         Verify128Short = "verify128_short",
         /// The same, over any.
         Verify128 = "verify128",
+        /// Both for heads of 64 channels.
+        Verify64Short = "verify64_short",
+        Verify64 = "verify64",
         /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows at a time.
         Int4_128 = "int4_128",
         /// The same, up to 64 rows at a time: drafts that are verified.
@@ -175,19 +178,29 @@ fn has_paged_tiles(job: &Job, params: &Params) -> bool {
 const NO_INT4: &str = "it takes no tokens in INT4";
 const NO_FAR_PAGES: &str = "its slots name no pages in other memory";
 const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
+const OF_64_CHANNELS: &str = "it takes heads of 64 channels";
+const OF_128_CHANNELS: &str = "it takes heads of 128 channels";
 
 /// How a variant of attention suits a call.
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
-        Variant::Decode64 => {
-            fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS, "it takes heads of 64 channels")
-        }
+        Variant::Decode64 => fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS, OF_64_CHANNELS),
         Variant::Decode256 => {
             fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS, "it takes heads of 256 channels")
         }
-        Variant::Verify128Short => fit_verify_short(device, sizes, options),
-        Variant::Verify128 => fit_verify128(device, sizes, options),
+        Variant::Verify128Short => {
+            of_width(sizes, verify128::CHANNELS, OF_128_CHANNELS, || fit_verify_short(device, sizes, options))
+        }
+        Variant::Verify128 => {
+            of_width(sizes, verify128::CHANNELS, OF_128_CHANNELS, || fit_verify(device, sizes, options))
+        }
+        Variant::Verify64Short => {
+            of_width(sizes, verify128::NARROW_CHANNELS, OF_64_CHANNELS, || fit_verify_short(device, sizes, options))
+        }
+        Variant::Verify64 => {
+            of_width(sizes, verify128::NARROW_CHANNELS, OF_64_CHANNELS, || fit_verify(device, sizes, options))
+        }
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
         Variant::Int4Verify128 => fit_int4_verify128(device, sizes, options),
         Variant::Mla64 => fit_mla64(device, sizes, options),
@@ -197,19 +210,23 @@ pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) 
     }
 }
 
-fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
-    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
-    takes_decode(device, sizes, options).unless(is_wide, "it takes heads of 128 channels")
+/// `fit` of heads of so many channels. Most calls have heads of another width: nothing more is asked of them.
+fn of_width(sizes: &Sizes, channels: u32, reason: &'static str, fit: impl FnOnce() -> Fit) -> Fit {
+    if (sizes.dim, sizes.value_dim) == (channels, channels) { fit() } else { Fit::Cannot(reason) }
 }
 
-/// decode64 or decode256. `reason`: what it says of heads of another width, which most calls have: nothing more is asked of them.
+fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    takes_decode(device, sizes, options).unless(is_wide, OF_128_CHANNELS)
+}
+
+/// decode64 or decode256. `reason`: what it says of heads of another width.
 fn fit_other_decode(device: &Device, sizes: &Sizes, options: &Options, channels: u32, reason: &'static str) -> Fit {
-    if (sizes.dim, sizes.value_dim) != (channels, channels) {
-        return Fit::Cannot(reason);
-    }
-    takes_decode(device, sizes, options)
-        .unless(sizes.element == Some(Element::Fp8), "it takes keys of 16 bits")
-        .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
+    of_width(sizes, channels, reason, || {
+        takes_decode(device, sizes, options)
+            .unless(sizes.element == Some(Element::Fp8), "it takes keys of 16 bits")
+            .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
+    })
 }
 
 /// What decode128, decode64 and decode256 take.
@@ -228,7 +245,7 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token,
         values_are_keys: _,
         wide_queries: _,
-        is_far,
+        is_far: _,
         far_pages: _,
         rows_of_16_bytes,
         near_strides,
@@ -250,8 +267,8 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         && matches!(fit_verify_short(device, sizes, options), Fit::Takes);
     let shape = decode128::shape(device.multiprocessors, sizes, form.rows(), partials);
     let stages = form.stages(device.shared_bytes, shape.adds_up_units());
-    let is_verify128s = (is_far || suits_verify128(device, sizes, options))
-        && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+    let is_verify128s =
+        suits_verify128(device, sizes, options) && matches!(fit_verify(device, sizes, options), Fit::Takes);
     let fit = if is_uneven || start || is_verify128s || is_shorts { Fit::Slower } else { Fit::Takes };
     fit.unless(int4.is_some(), NO_INT4)
         .unless(tree, "it takes no draft tree")
@@ -268,9 +285,11 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 }
 
 /// Whether verify128 takes any number of rows: where it is the fastest, and in a batch-invariant session for all tokens of a sequence, so that
-/// a draft's row has the bits when it is verified that it would have alone.
+/// a draft's row has the bits when it is verified that it would have alone. Of heads of 64 channels that is so in such a session alone:
+/// decode64 was faster wherever both were measured.
 fn suits_verify128(device: &Device, sizes: &Sizes, options: &Options) -> bool {
-    reads_most(device, sizes, options) || is_alike(sizes, options)
+    let is_128 = sizes.dim == verify128::CHANNELS;
+    is_128 && (options.is_far || reads_most(device, sizes, options)) || is_alike(sizes, options)
 }
 
 fn is_alike(sizes: &Sizes, options: &Options) -> bool {
@@ -290,7 +309,8 @@ fn reads_most(device: &Device, sizes: &Sizes, options: &Options) -> bool {
     !options.window && are_many && !is_mmas && !is_decode128s
 }
 
-fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+/// verify128 or verify64, whichever takes heads of the call's width.
+fn fit_verify(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
         q_lens: _,
@@ -310,38 +330,40 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         far_pages,
         rows_of_16_bytes,
         near_strides: _,
-        whole_tiles: _,
+        whole_tiles,
         paged_tiles: _,
         tree,
         int4,
     } = *options;
-    // Of draft trees it is the one fast variant.
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(device, sizes, options) && !tree;
+    // Of draft trees it is the one fast variant. mma takes heads of 64 channels in room for 128.
+    let is_mmas = !is_far && !tree && !(whole_tiles && sizes.dim == verify128::NARROW_CHANNELS);
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && is_mmas && !suits_verify128(device, sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
-    takes_drafts(fit, device.runs_verify128, sizes)
+    takes_drafts(fit, device.runs_verify128, sizes, &[verify128::CHANNELS, verify128::NARROW_CHANNELS])
         .unless(far_pages, NO_FAR_PAGES)
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(partials, "it keeps no partials")
 }
 
+/// verify128_short or verify64_short.
 fn fit_verify_short(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let pays = verify128::short_pays(sizes, device.multiprocessors, options.lists, options.tree);
-    match fit_verify128(device, sizes, options) {
+    match fit_verify(device, sizes, options) {
         Fit::Takes if !pays || options.is_far || is_alike(sizes, options) => Fit::Slower,
         fit => fit,
     }
     .unless(!device.runs_verify_short, "it needs clusters of compute capability 9.0 itself")
 }
 
-/// What verify128 takes in attention and in repair.
-fn takes_drafts(fit: Fit, runs_verify128: bool, sizes: &Sizes) -> Fit {
+/// What verify128 takes in attention and in repair, with heads of one of these widths.
+fn takes_drafts(fit: Fit, runs_verify128: bool, sizes: &Sizes, widths: &[u32]) -> Fit {
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
-    let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
+    let is_other = sizes.value_dim != sizes.dim || !widths.contains(&sizes.dim);
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
     fit.unless(!runs_verify128, "it needs clusters of compute capability 9.0 itself")
         .unless(!is_16_bit, "it takes keys of 16 bits, and queries of their type or of float32")
-        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(is_other, OF_128_CHANNELS)
         .unless(items.saturating_mul(sizes.units.max(1)) >= 1 << 31, "it takes fewer than 2^31 tiles")
 }
 
@@ -484,7 +506,7 @@ fn fit_int4_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit 
     let are_few = sizes.rows <= Rows::UpTo16.count() || int4_128::is_short(sizes);
     let is_int4_128s = are_few && !options.wide_queries && !options.tree && has_near_int4(options);
     let fit = if is_int4_128s { Fit::Slower } else { Fit::Takes };
-    takes_drafts(takes_int4(fit, sizes, options), device.runs_int4_verify128, sizes)
+    takes_drafts(takes_int4(fit, sizes, options), device.runs_int4_verify128, sizes, &[verify128::CHANNELS])
 }
 
 fn has_near_int4(options: &Options) -> bool {
@@ -601,7 +623,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         RepairVariant::Verify128 => {
             let are_few = sizes.rows < verify128::FEWEST_ROWS;
             let one_launch = if are_few && one_launch == Fit::Takes { Fit::Slower } else { one_launch };
-            takes_drafts(one_launch, repair.runs_verify128, sizes)
+            takes_drafts(one_launch, repair.runs_verify128, sizes, &[verify128::CHANNELS])
                 .unless(!repair.verify128_fits, "the lists do not fit in the device's shared memory")
         }
         RepairVariant::OneLaunch => one_launch

@@ -43,9 +43,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 57] = {
+const ATTENTION: [(Entry, &str, &str); 65] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
+    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify64, Verify64Short, Verify64ShortTree, Verify64Tree, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -80,6 +80,14 @@ const ATTENTION: [(Entry, &str, &str); 57] = {
         (VerifyShort(Bf16), "attention/verify128_short", "attention_verify128_short_bf16"),
         (VerifyShortTree(F16), "attention_tree/verify128_short", "attention_verify128_short_tree_f16"),
         (VerifyShortTree(Bf16), "attention_tree/verify128_short", "attention_verify128_short_tree_bf16"),
+        (Verify64(F16), "attention/verify64", "attention_verify64_f16"),
+        (Verify64(Bf16), "attention/verify64", "attention_verify64_bf16"),
+        (Verify64Tree(F16), "attention_tree/verify64", "attention_verify64_tree_f16"),
+        (Verify64Tree(Bf16), "attention_tree/verify64", "attention_verify64_tree_bf16"),
+        (Verify64Short(F16), "attention/verify64_short", "attention_verify64_short_f16"),
+        (Verify64Short(Bf16), "attention/verify64_short", "attention_verify64_short_bf16"),
+        (Verify64ShortTree(F16), "attention_tree/verify64_short", "attention_verify64_short_tree_f16"),
+        (Verify64ShortTree(Bf16), "attention_tree/verify64_short", "attention_verify64_short_tree_bf16"),
         (Int4_128(F16, UpTo4), "attention_int4/decode128_f16", "attention_int4_128_f16_4"),
         (Int4_128(F16, UpTo8), "attention_int4/decode128_f16", "attention_int4_128_f16_8"),
         (Int4_128(F16, UpTo16), "attention_int4/decode128_f16", "attention_int4_128_f16_16"),
@@ -159,6 +167,8 @@ impl cuda::Kernels for Kernels {
         source!("attention/decode256", compute_90),
         source!("attention/verify128", compute_90a),
         source!("attention/verify128_short", compute_90a),
+        source!("attention/verify64", compute_90a),
+        source!("attention/verify64_short", compute_90a),
         source!("attention_int4/decode128_f16", compute_90),
         source!("attention_int4/decode128_bf16", compute_90),
         source!("attention_int4/verify128", compute_90a),
@@ -168,6 +178,8 @@ impl cuda::Kernels for Kernels {
         source!("attention/general", compute_80, compute_90),
         source!("attention_tree/verify128", compute_90a),
         source!("attention_tree/verify128_short", compute_90a),
+        source!("attention_tree/verify64", compute_90a),
+        source!("attention_tree/verify64_short", compute_90a),
         source!("attention_tree/general", compute_80, compute_90),
         source!("attention_int4/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
@@ -292,19 +304,26 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
                 None => plan,
             }
         }
-        Variant::Verify128 | Variant::Int4Verify128 => {
+        Variant::Verify128 | Variant::Verify64 | Variant::Int4Verify128 => {
             let (clusters, element) = (kernels.verify_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
-            let entry = match (options.int4, options.tree) {
-                (Some(_), true) => Entry::Int4Verify128Tree(element),
-                (Some(_), false) => Entry::Int4Verify128(element),
-                (None, true) => Entry::Verify128Tree(element),
-                (None, false) => Entry::Verify128(element),
+            let entry = match (variant, options.tree) {
+                (Variant::Int4Verify128, true) => Entry::Int4Verify128Tree(element),
+                (Variant::Int4Verify128, false) => Entry::Int4Verify128(element),
+                (Variant::Verify64, true) => Entry::Verify64Tree(element),
+                (Variant::Verify64, false) => Entry::Verify64(element),
+                (_, true) => Entry::Verify128Tree(element),
+                (_, false) => Entry::Verify128(element),
             };
             verify128::plan(clusters, &params, &sizes, entry)?
         }
-        Variant::Verify128Short => {
+        Variant::Verify128Short | Variant::Verify64Short => {
             let (clusters, element) = (kernels.short_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
-            let entry = if options.tree { Entry::VerifyShortTree(element) } else { Entry::VerifyShort(element) };
+            let entry = match (variant, options.tree) {
+                (Variant::Verify64Short, true) => Entry::Verify64ShortTree(element),
+                (Variant::Verify64Short, false) => Entry::Verify64Short(element),
+                (_, true) => Entry::VerifyShortTree(element),
+                (_, false) => Entry::VerifyShort(element),
+            };
             verify128::plan_short(clusters, multiprocessors, &params, &sizes, entry)
         }
         Variant::Int4_128 => {

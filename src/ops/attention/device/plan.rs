@@ -33,6 +33,11 @@ pub enum Entry {
     Verify128Tree(Element),
     VerifyShort(Element),
     VerifyShortTree(Element),
+    /// Of 64 channels.
+    Verify64(Element),
+    Verify64Tree(Element),
+    Verify64Short(Element),
+    Verify64ShortTree(Element),
     Int4_128(Element, Rows),
     Int4Verify128(Element),
     Int4Verify128Tree(Element),
@@ -51,20 +56,24 @@ impl Entry {
         matches!(self, Decode128(..) | Decode64(..) | Decode256(..) | Decode128Term(..))
     }
 
-    /// Whether it is one of verify128, whose clusters and shared memory they have in common.
+    /// Whether it is one of verify128 or of verify64, whose clusters they have in common.
     pub fn is_verify128(self) -> bool {
-        use Entry::{Int4Verify128, Int4Verify128Tree, Verify128, Verify128Tree};
-        matches!(self, Verify128(_) | Verify128Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_))
+        use Entry::{Int4Verify128, Int4Verify128Tree, Verify64, Verify64Tree, Verify128, Verify128Tree};
+        matches!(
+            self,
+            Verify128(_) | Verify128Tree(_) | Verify64(_) | Verify64Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_)
+        )
     }
 
-    /// Whether it is one of verify128_short.
+    /// Whether it is one of verify128_short or of verify64_short.
     pub fn is_verify_short(self) -> bool {
-        matches!(self, Entry::VerifyShort(_) | Entry::VerifyShortTree(_))
+        use Entry::{Verify64Short, Verify64ShortTree, VerifyShort, VerifyShortTree};
+        matches!(self, VerifyShort(_) | VerifyShortTree(_) | Verify64Short(_) | Verify64ShortTree(_))
     }
 
     /// Whether it copies whole tiles as boxes of tensors.
     pub fn takes_boxes(self) -> bool {
-        self.is_verify_short() || matches!(self, Entry::Verify128(_) | Entry::Verify128Tree(_))
+        self.is_verify_short() || self.is_verify128() && !self.is_int4()
     }
 
     /// Whether it attends to tokens in INT4.
@@ -277,7 +286,8 @@ impl Plan {
         let items = self.params.work_items as usize;
         match self.entry {
             entry if entry.is_decode() || matches!(entry, Entry::Int4_128(..)) => items * WARPS as usize,
-            Entry::Mla64(_) | Entry::VerifyShort(_) | Entry::VerifyShortTree(_) => 0,
+            Entry::Mla64(_) => 0,
+            entry if entry.is_verify_short() => 0,
             // And one at which all CTAs arrive.
             _ => items * self.cluster.unwrap_or(1) as usize + 1,
         }

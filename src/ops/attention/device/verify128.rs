@@ -16,6 +16,8 @@ pub const FEWEST_ROWS: u32 = 9;
 pub const DENSE_TOKENS: u64 = 1 << 19;
 pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
+/// Those of verify64 and verify64_short, which have the same clusters.
+pub const NARROW_CHANNELS: u32 = 64;
 pub const THREADS: u32 = 384;
 /// Codes are read and widened by two warpgroups, keys and values of 16 bits copied by one.
 const INT4_THREADS: u32 = 512;
@@ -25,9 +27,9 @@ const STAGE_UNITS: u32 = 4;
 const MOST_CTAS: usize = 16;
 /// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 16 CTAs.
 const RECEIVED_ROWS: u32 = 75;
-/// Stages of 64 tokens with keys and values (in INT4: fewer, and what is read into them); queries; the states of rows that a cluster sends, padded.
-pub const SHARED: u32 =
-    5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
+/// Stages of 64 tokens with keys and values, twice as many of 64 channels (in INT4: fewer, and what is read into them).
+const RING_BYTES: u32 = 5 * 2 * 64 * CHANNELS * 2;
+pub const SHARED: u32 = shared(CHANNELS);
 /// Threads of a CTA of verify128_short, whose shared memory is that of verify128, and its halves, which take stages by themselves.
 const SHORT_THREADS: u32 = 512;
 const HALVES: u32 = 2;
@@ -39,6 +41,11 @@ const MANY_LISTS_CTAS: usize = 2;
 const SHORT_TOKENS: u64 = 8 << 10;
 /// Lists of so many tokens at most are soonest done by a cluster for each, as large as so many can be.
 const ALONE_TOKENS: u64 = 4 << 10;
+
+/// Shared memory for heads of so many channels: the ring; queries; the states of rows that a cluster sends, padded.
+const fn shared(channels: u32) -> u32 {
+    RING_BYTES + ROWS * channels * 2 + RECEIVED_ROWS * (channels + 4) * size_of::<f32>() as u32
+}
 
 /// How many clusters run at once, of one CTA, of two, and so on; each CTA has a multiprocessor.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +135,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
     // A list that is to be one chunk has no more than the least units of one.
     params.least_units = (STAGE_UNITS * ctas).max(if matches!(cut, Cut::Evenly(0)) { sizes.units as u32 } else { 0 });
     let chunks = Chunks::plan(&mut params, sizes, ctas, cut)?;
-    let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (CHANNELS + 2) * size_of::<f32>() as u32;
+    let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (params.dim + 2) * size_of::<f32>() as u32;
     Ok(Plan {
         params,
         entry,
@@ -136,7 +143,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
         threads: if entry.is_int4() { INT4_THREADS } else { THREADS },
         cluster: Some(ctas),
         joining: 0,
-        shared: SHARED,
+        shared: shared(params.dim),
         is_split_first: chunks.is_split_first,
         in_boxes: false,
         scratch: Scratch { shares: chunks.share_bytes(), states: chunks.states as usize * state_bytes as usize },
@@ -157,7 +164,7 @@ pub fn are_many(sizes: &Sizes, multiprocessors: u32) -> bool {
 /// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle.
 pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree: bool) -> bool {
     let tokens = match (are_few(split_items(sizes), multiprocessors), is_tree) {
-        (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
+        (true, false) => 0..=if has_lists && sizes.dim == CHANNELS { 16 << 10 } else { 8 << 10 },
         (true, true) => 0..=8 << 10,
         (false, false) if are_many(sizes, multiprocessors) => 0..=4 << 10,
         _ => return false,
@@ -183,7 +190,7 @@ pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, si
         threads: SHORT_THREADS,
         cluster: Some(ctas),
         joining: 0,
-        shared: SHARED,
+        shared: shared(params.dim),
         is_split_first: false,
         in_boxes: false,
         scratch: Scratch::default(),
@@ -229,6 +236,8 @@ mod tests {
             assert!(!pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
         }
         assert_eq!([8 << 10, 9 << 10].map(|tokens| pays(8, tokens, false, false)), [true, false]);
+        let narrow = |tokens| Sizes { rows: 36, list_tokens: tokens, dim: 64, value_dim: 64, ..SIZES };
+        assert_eq!([8 << 10, 9 << 10].map(|tokens| short_pays(&narrow(tokens), 132, true, false)), [true, false]);
         assert_eq!([1 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [true, true, false]);
     }
 

@@ -171,9 +171,14 @@ fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
     assert_eq!(of(32, 12 << 10), Variant::Decode128);
     assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
     assert_eq!(of(64, (12 << 10) + 16), Variant::Verify128);
-    let rows = |rows| Sizes { lists: 16, list_tokens: 1 << 14, units: 1 << 10, rows, ..SIZES };
-    assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
-    assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
+    let many = |rows| Sizes { lists: 16, list_tokens: 1 << 14, units: 1 << 10, rows, ..SIZES };
+    assert_eq!(chosen(&H200, &many(8), &NOTHING), Variant::Mma);
+    assert_eq!(chosen(&H200, &many(9), &NOTHING), Variant::Verify128);
+    // Of 64 channels few rows, too, but where tokens of a tile are copied one by one.
+    let narrow = |rows| Sizes { dim: 64, value_dim: 64, ..many(rows) };
+    assert_eq!([4, 9].map(|rows| chosen(&H200, &narrow(rows), &NOTHING)), [Variant::Verify64; 2]);
+    let single = Options { whole_tiles: false, ..NOTHING };
+    assert_eq!([4, 9].map(|rows| chosen(&H200, &narrow(rows), &single)), [Variant::Mma, Variant::Verify64]);
 }
 
 #[test]
@@ -243,7 +248,7 @@ fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
     for (dim, lists, tokens, variant) in [
         (64, 8, 1 << 15, Variant::Decode64),
         (64, 128, 1 << 17, Variant::Decode64),
-        (64, 128, (1 << 18) + 16, Variant::Mma),
+        (64, 128, (1 << 18) + 16, Variant::Verify64),
         (256, 8, 1 << 17, Variant::Decode256),
         (256, 32, 1 << 14, Variant::Decode256),
         (256, 128, 1 << 14, Variant::Mma),
@@ -252,8 +257,8 @@ fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
     ] {
         let sizes = Sizes { dim, value_dim: dim, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
         assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens, {dim} channels");
-        let many = Sizes { rows: 9, ..sizes };
-        assert_eq!(chosen(&H200, &many, &dense), Variant::Mma, "{dim} channels, nine rows");
+        let of_nine_rows = if dim == 64 { Variant::Verify64 } else { Variant::Mma };
+        assert_eq!(chosen(&H200, &Sizes { rows: 9, ..sizes }, &dense), of_nine_rows, "{dim} channels, nine rows");
     }
     // Of more than eight rows, too, but for as many as verify128_short has clusters for.
     assert_eq!(of(16, 64, 1 << 11), Variant::Verify128Short);
@@ -306,9 +311,12 @@ fn draft_trees_take_verify128_or_general_and_repair_of_them_two_launches() {
     }
     assert_eq!(chosen(&H200, &SIZES, &tree), Variant::Verify128Short);
     let narrow = Sizes { dim: 64, value_dim: 64, ..SIZES };
+    assert_eq!(chosen(&H200, &narrow, &tree), Variant::Verify64Short);
+    assert_eq!(chosen(&H200, &Sizes { list_tokens: 16 << 10, units: 1 << 10, ..narrow }, &tree), Variant::Verify64);
+    let other = Sizes { dim: 80, value_dim: 80, ..SIZES };
     let a100 = Device { runs_decode128: false, runs_verify128: false, ..H200 };
     for (device, sizes, options) in
-        [(&H200, narrow, tree), (&a100, SIZES, tree), (&H200, MLA, Options { tree: true, ..LATENTS })]
+        [(&H200, other, tree), (&a100, SIZES, tree), (&H200, MLA, Options { tree: true, ..LATENTS })]
     {
         assert_eq!(chosen(device, &sizes, &options), Variant::General);
     }

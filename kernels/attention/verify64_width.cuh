@@ -1,0 +1,8 @@
+// The width of heads for verify128.cuh, verify128_short.cuh and what they include. A source includes this, or verify128_width.cuh, before them.
+#pragma once
+
+#include "common/types.cuh"
+
+constexpr uint32 VERIFY_CHANNELS = 64;
+// Stages of the ring of verify64, and of each half of a CTA of verify64_short: 16 KiB each.
+constexpr uint32 STAGES = 10, SHORT_STAGES = 4;
