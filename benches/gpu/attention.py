@@ -16,7 +16,7 @@ query positions of a sequence, as a verification of drafts has them, over all to
 one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
 beside one position and beside a chain of as many. `batches` are sequences that have `room` for so many tokens, and are as long, ragged, or all
 but one a sixteenth as long, over all tokens: by the variant that the library chooses, and by others that are forced. `widths` are heads of 64
-and of 256 channels, over all tokens and over lists. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
+and of 256 channels, of 1 to 16 query positions, over all tokens and over lists. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
 many positions, over the same list or over all tokens; a `ratio` is to one position. Microseconds, medians; inputs are in no cache.
 """
 
@@ -490,14 +490,17 @@ def widths(session, timer, rows, quick):
         other.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
         for dim, (batch, tokens, budget) in itertools.product((64, 256), points[:1] if quick else points):
             case = Positions(session, batch, tokens, budget, 1, dim=dim)
-            row = dict(dim=dim, batch=batch, tokens=tokens, listed=budget or "all", copy=timer.copy(case.bytes))
-            for name, of in dict(chosen=session, mma=other).items():
-                case.session = of
-                call = case.call()
-                call(0)
-                case.check()
-                row[name] = timer.graph(call, case.sets)
-            rows.put("widths", **row)
+            copy = timer.copy(case.bytes)
+            for count in (1, 4, 9, 16):
+                case.ask(count)
+                row = dict(dim=dim, batch=batch, tokens=tokens, listed=budget or "all", positions=count, copy=copy)
+                for name, of in dict(chosen=session, mma=other).items():
+                    case.session = of
+                    call = case.call()
+                    call(0)
+                    case.check()
+                    row[name] = timer.graph(call, case.sets)
+                rows.put("widths", **row)
             del case
             torch.cuda.empty_cache()
 
