@@ -16,7 +16,7 @@ query positions of a sequence, as a verification of drafts has them, over all to
 one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
 beside one position and beside a chain of as many. `batches` are sequences that have `room` for so many tokens, and are as long, ragged, or all
 but one a sixteenth as long, over all tokens: by the variant that the library chooses, and by others that are forced. `widths` are heads of 64
-and of 256 channels, of 1 to 16 query positions, over all tokens and over lists. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
+and of 256 channels, of 1 to 16 query positions, over all tokens and over lists; `narrow` are FP8 keys and values of 64 channels. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
 many positions, over the same list or over all tokens; a `ratio` is to one position. Microseconds, medians; inputs are in no cache.
 """
 
@@ -501,8 +501,28 @@ def widths(session, timer, rows, quick):
                     case.check()
                     row[name] = timer.graph(call, case.sets)
                 rows.put("widths", **row)
+            if dim == 64:
+                narrow(case, session, other, timer, rows, copy / 2)
             del case
             torch.cuda.empty_cache()
+
+
+def narrow(case, session, other, timer, rows, copy):
+    """The same keys and values in FP8, of one and of two query positions."""
+    eight_bits = [[x.to(torch.float8_e4m3fn) for x in of] for of in (case.keys, case.values)]
+    case.keys, case.values = ([x.bfloat16() for x in of] for of in eight_bits)
+    case.kv = lambda i: vanward.PagedKV(
+        *(vanward.float8_e4m3fn(of[i].view(torch.uint8)) for of in eight_bits), case.lens, page_table=case.table)
+    for count in (1, 2):
+        case.ask(count)
+        row = dict(batch=case.batch, tokens=case.blocks * case.block, listed=case.count * case.block if case.is_listed else "all", positions=count, half_copy=copy)
+        for name, of in dict(chosen=session, mma=other).items():
+            case.session = of
+            call = case.call()
+            call(0)
+            case.check()
+            row[name] = timer.graph(call, case.sets)
+        rows.put("narrow", **row)
 
 
 class Latents:

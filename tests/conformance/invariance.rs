@@ -47,7 +47,7 @@ fn in_16_bits(rng: &mut Rng) -> Spec {
     let rows = [(None, 1), (None, 4), (None, 12), (Some(3), 4), (Some(9), 4), (Some(9), 8)];
     let (positions, group) = rng.pick(&rows);
     let (page, block) = rng.pick(&[(64, 64), (64, 16), (16, 32)]);
-    let dim = rng.pick(&[128, 128, 64]);
+    let dim = rng.pick(&[128, 128, 64, 256]);
     Spec {
         positions,
         kv_heads: rng.size(1..=2),
@@ -222,7 +222,7 @@ fn invariant_attention_does_not_depend_on_the_batch(backend: &Backend) {
     });
 }
 
-/// Promised of all tokens, in heads of 64 and of 128 channels of 16 bits, and on CUDA of compute capability 9.0 itself.
+/// Promised of all tokens, in heads of 64, 128 and 256 channels of 16 bits, and on CUDA of compute capability 9.0 itself.
 fn invariant_attention_of_a_position_does_not_depend_on_the_others(backend: &Backend) {
     if backend.is_cuda() && backend.details().compute_capability != 90 {
         return;

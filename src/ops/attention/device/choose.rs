@@ -16,9 +16,9 @@ variants! {
     pub enum Variant: "attention" {
         /// Heads of 128 channels, tokens in whole tiles, up to 16 rows a list.
         Decode128 = "decode128",
-        /// Heads of 64 channels in 16 bits, tokens in whole tiles, up to 8 rows a list.
+        /// Heads of 64 channels, tokens in whole tiles, up to 8 rows a list.
         Decode64 = "decode64",
-        /// The same of 256 channels.
+        /// The same of 256 channels in 16 bits.
         Decode256 = "decode256",
         /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified, over few short lists.
         Verify128Short = "verify128_short",
@@ -27,6 +27,8 @@ variants! {
         /// Both for heads of 64 channels.
         Verify64Short = "verify64_short",
         Verify64 = "verify64",
+        /// Heads of 256 channels in 16 bits, up to 64 rows at a time, over any lists.
+        Verify256 = "verify256",
         /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows at a time.
         Int4_128 = "int4_128",
         /// The same, up to 64 rows at a time: drafts that are verified.
@@ -180,15 +182,14 @@ const NO_FAR_PAGES: &str = "its slots name no pages in other memory";
 const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
 const OF_64_CHANNELS: &str = "it takes heads of 64 channels";
 const OF_128_CHANNELS: &str = "it takes heads of 128 channels";
+const OF_256_CHANNELS: &str = "it takes heads of 256 channels";
 
 /// How a variant of attention suits a call.
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
         Variant::Decode64 => fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS, OF_64_CHANNELS),
-        Variant::Decode256 => {
-            fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS, "it takes heads of 256 channels")
-        }
+        Variant::Decode256 => fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS, OF_256_CHANNELS),
         Variant::Verify128Short => {
             of_width(sizes, verify128::CHANNELS, OF_128_CHANNELS, || fit_verify_short(device, sizes, options))
         }
@@ -200,6 +201,9 @@ pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) 
         }
         Variant::Verify64 => {
             of_width(sizes, verify128::NARROW_CHANNELS, OF_64_CHANNELS, || fit_verify(device, sizes, options))
+        }
+        Variant::Verify256 => {
+            of_width(sizes, verify128::BROAD_CHANNELS, OF_256_CHANNELS, || fit_verify(device, sizes, options))
         }
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
         Variant::Int4Verify128 => fit_int4_verify128(device, sizes, options),
@@ -224,7 +228,10 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 fn fit_other_decode(device: &Device, sizes: &Sizes, options: &Options, channels: u32, reason: &'static str) -> Fit {
     of_width(sizes, channels, reason, || {
         takes_decode(device, sizes, options)
-            .unless(sizes.element == Some(Element::Fp8), "it takes keys of 16 bits")
+            .unless(
+                channels == decode128::BROAD_CHANNELS && sizes.element == Some(Element::Fp8),
+                "it takes keys of 16 bits",
+            )
             .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
     })
 }
@@ -285,8 +292,8 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 }
 
 /// Whether verify128 takes any number of rows: where it is the fastest, and in a batch-invariant session for all tokens of a sequence, so that
-/// a draft's row has the bits when it is verified that it would have alone. Of heads of 64 channels that is so in such a session alone:
-/// decode64 was faster wherever both were measured.
+/// a draft's row has the bits when it is verified that it would have alone. Of heads of other widths that is so in such a session alone:
+/// decode64 and decode256 were faster wherever they were measured.
 fn suits_verify128(device: &Device, sizes: &Sizes, options: &Options) -> bool {
     let is_128 = sizes.dim == verify128::CHANNELS;
     is_128 && (options.is_far || reads_most(device, sizes, options)) || is_alike(sizes, options)
@@ -309,7 +316,7 @@ fn reads_most(device: &Device, sizes: &Sizes, options: &Options) -> bool {
     !options.window && are_many && !is_mmas && !is_decode128s
 }
 
-/// verify128 or verify64, whichever takes heads of the call's width.
+/// verify128, verify64 or verify256, whichever takes heads of the call's width.
 fn fit_verify(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
@@ -340,10 +347,15 @@ fn fit_verify(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let are_few = sizes.rows < verify128::FEWEST_ROWS && is_mmas && !suits_verify128(device, sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
-    takes_drafts(fit, device.runs_verify128, sizes, &[verify128::CHANNELS, verify128::NARROW_CHANNELS])
-        .unless(far_pages, NO_FAR_PAGES)
-        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
-        .unless(partials, "it keeps no partials")
+    takes_drafts(
+        fit,
+        device.runs_verify128,
+        sizes,
+        &[verify128::CHANNELS, verify128::NARROW_CHANNELS, verify128::BROAD_CHANNELS],
+    )
+    .unless(far_pages, NO_FAR_PAGES)
+    .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+    .unless(partials, "it keeps no partials")
 }
 
 /// verify128_short or verify64_short.

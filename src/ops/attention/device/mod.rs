@@ -43,9 +43,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 65] = {
+const ATTENTION: [(Entry, &str, &str); 71] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify64, Verify64Short, Verify64ShortTree, Verify64Tree, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
+    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify64, Verify64Short, Verify64ShortTree, Verify64Tree, Verify256, Verify256Tree, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -62,6 +62,8 @@ const ATTENTION: [(Entry, &str, &str); 65] = {
         (Decode64(F16, UpTo8), "attention/decode64", "attention_decode64_f16_8"),
         (Decode64(Bf16, UpTo4), "attention/decode64", "attention_decode64_bf16_4"),
         (Decode64(Bf16, UpTo8), "attention/decode64", "attention_decode64_bf16_8"),
+        (Decode64(Fp8, UpTo4), "attention/decode64", "attention_decode64_fp8_4"),
+        (Decode64(Fp8, UpTo8), "attention/decode64", "attention_decode64_fp8_8"),
         (Decode256(F16, UpTo4), "attention/decode256", "attention_decode256_f16_4"),
         (Decode256(F16, UpTo8), "attention/decode256", "attention_decode256_f16_8"),
         (Decode256(Bf16, UpTo4), "attention/decode256", "attention_decode256_bf16_4"),
@@ -88,6 +90,10 @@ const ATTENTION: [(Entry, &str, &str); 65] = {
         (Verify64Short(Bf16), "attention/verify64_short", "attention_verify64_short_bf16"),
         (Verify64ShortTree(F16), "attention_tree/verify64_short", "attention_verify64_short_tree_f16"),
         (Verify64ShortTree(Bf16), "attention_tree/verify64_short", "attention_verify64_short_tree_bf16"),
+        (Verify256(F16), "attention/verify256", "attention_verify256_f16"),
+        (Verify256(Bf16), "attention/verify256", "attention_verify256_bf16"),
+        (Verify256Tree(F16), "attention_tree/verify256", "attention_verify256_tree_f16"),
+        (Verify256Tree(Bf16), "attention_tree/verify256", "attention_verify256_tree_bf16"),
         (Int4_128(F16, UpTo4), "attention_int4/decode128_f16", "attention_int4_128_f16_4"),
         (Int4_128(F16, UpTo8), "attention_int4/decode128_f16", "attention_int4_128_f16_8"),
         (Int4_128(F16, UpTo16), "attention_int4/decode128_f16", "attention_int4_128_f16_16"),
@@ -169,6 +175,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/verify128_short", compute_90a),
         source!("attention/verify64", compute_90a),
         source!("attention/verify64_short", compute_90a),
+        source!("attention/verify256", compute_90a),
         source!("attention_int4/decode128_f16", compute_90),
         source!("attention_int4/decode128_bf16", compute_90),
         source!("attention_int4/verify128", compute_90a),
@@ -180,6 +187,7 @@ impl cuda::Kernels for Kernels {
         source!("attention_tree/verify128_short", compute_90a),
         source!("attention_tree/verify64", compute_90a),
         source!("attention_tree/verify64_short", compute_90a),
+        source!("attention_tree/verify256", compute_90a),
         source!("attention_tree/general", compute_80, compute_90),
         source!("attention_int4/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
@@ -205,6 +213,7 @@ impl cuda::Kernels for Kernels {
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
                 entry if entry.is_decode() => decode128::most_shared(facts.shared_bytes),
+                entry if entry.is_verify256() => verify128::shared(verify128::BROAD_CHANNELS),
                 entry if entry.is_verify128() || entry.is_verify_short() => verify128::SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
@@ -304,13 +313,15 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
                 None => plan,
             }
         }
-        Variant::Verify128 | Variant::Verify64 | Variant::Int4Verify128 => {
+        Variant::Verify128 | Variant::Verify64 | Variant::Verify256 | Variant::Int4Verify128 => {
             let (clusters, element) = (kernels.verify_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
             let entry = match (variant, options.tree) {
                 (Variant::Int4Verify128, true) => Entry::Int4Verify128Tree(element),
                 (Variant::Int4Verify128, false) => Entry::Int4Verify128(element),
                 (Variant::Verify64, true) => Entry::Verify64Tree(element),
                 (Variant::Verify64, false) => Entry::Verify64(element),
+                (Variant::Verify256, true) => Entry::Verify256Tree(element),
+                (Variant::Verify256, false) => Entry::Verify256(element),
                 (_, true) => Entry::Verify128Tree(element),
                 (_, false) => Entry::Verify128(element),
             };

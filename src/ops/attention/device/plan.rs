@@ -33,11 +33,13 @@ pub enum Entry {
     Verify128Tree(Element),
     VerifyShort(Element),
     VerifyShortTree(Element),
-    /// Of 64 channels.
+    /// Of 64 channels, and of 256.
     Verify64(Element),
     Verify64Tree(Element),
     Verify64Short(Element),
     Verify64ShortTree(Element),
+    Verify256(Element),
+    Verify256Tree(Element),
     Int4_128(Element, Rows),
     Int4Verify128(Element),
     Int4Verify128Tree(Element),
@@ -56,13 +58,18 @@ impl Entry {
         matches!(self, Decode128(..) | Decode64(..) | Decode256(..) | Decode128Term(..))
     }
 
-    /// Whether it is one of verify128 or of verify64, whose clusters they have in common.
+    /// Whether it is one of verify256, whose shared memory is its own.
+    pub fn is_verify256(self) -> bool {
+        matches!(self, Entry::Verify256(_) | Entry::Verify256Tree(_))
+    }
+
+    /// Whether it is one of verify128, verify64 or verify256, whose clusters they have in common.
     pub fn is_verify128(self) -> bool {
         use Entry::{Int4Verify128, Int4Verify128Tree, Verify64, Verify64Tree, Verify128, Verify128Tree};
-        matches!(
-            self,
-            Verify128(_) | Verify128Tree(_) | Verify64(_) | Verify64Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_)
-        )
+        let is_narrow = matches!(self, Verify64(_) | Verify64Tree(_));
+        is_narrow
+            || self.is_verify256()
+            || matches!(self, Verify128(_) | Verify128Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_))
     }
 
     /// Whether it is one of verify128_short or of verify64_short.

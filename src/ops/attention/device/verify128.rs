@@ -16,19 +16,25 @@ pub const FEWEST_ROWS: u32 = 9;
 pub const DENSE_TOKENS: u64 = 1 << 19;
 pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
-/// Those of verify64 and verify64_short, which have the same clusters.
+/// Those of verify64 and verify64_short, and of verify256, which have the same clusters.
 pub const NARROW_CHANNELS: u32 = 64;
+pub const BROAD_CHANNELS: u32 = 256;
 pub const THREADS: u32 = 384;
 /// Codes are read and widened by two warpgroups, keys and values of 16 bits copied by one.
 const INT4_THREADS: u32 = 512;
-/// Units, of a tile each, of a stage.
+/// Units, of a tile each, of a stage, and of one of 256 channels.
 const STAGE_UNITS: u32 = 4;
+const BROAD_STAGE_UNITS: u32 = 2;
 /// CTAs of a cluster at most: more than every device is sure to form.
 const MOST_CTAS: usize = 16;
 /// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 16 CTAs.
 const RECEIVED_ROWS: u32 = 75;
+/// Of 256 channels clusters have powers of two of CTAs, which share all rows out evenly.
+const BROAD_RECEIVED_ROWS: u32 = 64;
 /// Stages of 64 tokens with keys and values, twice as many of 64 channels (in INT4: fewer, and what is read into them).
 const RING_BYTES: u32 = 5 * 2 * 64 * CHANNELS * 2;
+/// Stages of 32 tokens of 256 channels.
+const BROAD_RING_BYTES: u32 = 4 * 2 * 32 * BROAD_CHANNELS * 2;
 pub const SHARED: u32 = shared(CHANNELS);
 /// Threads of a CTA of verify128_short, whose shared memory is that of verify128, and its halves, which take stages by themselves.
 const SHORT_THREADS: u32 = 512;
@@ -43,8 +49,12 @@ const SHORT_TOKENS: u64 = 8 << 10;
 const ALONE_TOKENS: u64 = 4 << 10;
 
 /// Shared memory for heads of so many channels: the ring; queries; the states of rows that a cluster sends, padded.
-const fn shared(channels: u32) -> u32 {
-    RING_BYTES + ROWS * channels * 2 + RECEIVED_ROWS * (channels + 4) * size_of::<f32>() as u32
+pub const fn shared(channels: u32) -> u32 {
+    let (ring, received) = match channels {
+        BROAD_CHANNELS => (BROAD_RING_BYTES, BROAD_RECEIVED_ROWS),
+        _ => (RING_BYTES, RECEIVED_ROWS),
+    };
+    ring + ROWS * channels * 2 + received * (channels + 4) * size_of::<f32>() as u32
 }
 
 /// How many clusters run at once, of one CTA, of two, and so on; each CTA has a multiprocessor.
@@ -123,17 +133,19 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
 /// The plan of a call that fits, by the kernel `entry`.
 pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
     let [single, pairs, ..] = clusters.0;
+    let is_broad = sizes.dim == BROAD_CHANNELS;
     let (ctas, cut) = if sizes.is_invariant() {
         // Whatever the number of rows, which have the bits then that each has alone.
         let (ctas, at_once) = if sizes.split_lists() > pairs.into() { (1, single) } else { (2, pairs) };
         (ctas, Cut::At(FixedChunks::new(sizes, at_once)))
     } else {
         let (ctas, more) = clusters.choose(work_items(sizes), sizes.list_tokens);
-        (ctas, Cut::Evenly(more))
+        (if is_broad { 1 << ctas.ilog2() } else { ctas }, Cut::Evenly(more))
     };
     let mut params = describe(params, sizes, ctas);
+    let stage_units = if is_broad { BROAD_STAGE_UNITS } else { STAGE_UNITS };
     // A list that is to be one chunk has no more than the least units of one.
-    params.least_units = (STAGE_UNITS * ctas).max(if matches!(cut, Cut::Evenly(0)) { sizes.units as u32 } else { 0 });
+    params.least_units = (stage_units * ctas).max(if matches!(cut, Cut::Evenly(0)) { sizes.units as u32 } else { 0 });
     let chunks = Chunks::plan(&mut params, sizes, ctas, cut)?;
     let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (params.dim + 2) * size_of::<f32>() as u32;
     Ok(Plan {

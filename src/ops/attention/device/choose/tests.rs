@@ -257,7 +257,11 @@ fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
     ] {
         let sizes = Sizes { dim, value_dim: dim, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
         assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens, {dim} channels");
-        let of_nine_rows = if dim == 64 { Variant::Verify64 } else { Variant::Mma };
+        let of_nine_rows = match dim {
+            64 => Variant::Verify64,
+            256 => Variant::Verify256,
+            _ => Variant::Mma,
+        };
         assert_eq!(chosen(&H200, &Sizes { rows: 9, ..sizes }, &dense), of_nine_rows, "{dim} channels, nine rows");
     }
     // Of more than eight rows, too, but for as many as verify128_short has clusters for.
