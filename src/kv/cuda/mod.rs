@@ -35,7 +35,9 @@
 mod memory;
 mod params;
 mod plan;
+mod tuning;
 
+use plan::check_size;
 pub use plan::{Bookkeeping, Tables};
 
 use super::options::{CacheOptions, Options};
@@ -140,48 +142,6 @@ impl cuda::Kernels for Kernels {
             reopen: modules.kernel("cache/coded", "cache_reopen")?,
             compact: modules.kernel("cache/compact", "cache_compact")?,
         })
-    }
-}
-
-/// Threads of the kernels' CTAs, as their sources have them, and how many CTAs there are.
-mod tuning {
-    pub const FIND_THREADS: u32 = 128;
-    /// Of `give`: slots that a warp looks at, warps that a CTA had better have, and most threads.
-    pub const TURN: usize = 128;
-    pub const GIVE_WARPS: usize = 16;
-    pub const MOST_GIVE_THREADS: u32 = 1024;
-    pub const APPEND_THREADS: u32 = 128;
-    pub const APPEND_WARPS: usize = 4;
-    pub const FETCH_THREADS: u32 = 128;
-    /// Bulk copies under way in a CTA: four warps, four stages, 4 KiB.
-    pub const FETCH_ROOM: u32 = 64 << 10;
-    /// CTAs that keep the bus busy by bulk copies, by plain loads, and by stores to host memory.
-    pub const BULK_CTAS: u32 = 4;
-    pub const PLAIN_CTAS: usize = 32;
-    /// CTAs that decode what they fetch, half as many as would take all that the bus brings by the instructions of a run; not measured.
-    pub const DECODE_CTAS: usize = 16;
-    pub const DECODE_THREADS: u32 = 256;
-    /// Two stages of the largest run of codes: 128 tokens of 256 channels, their scales, and a mean of float32.
-    pub const MOST_STAGES: u32 = 2 * (128 * (256 + 2) + 1024);
-    pub const WRITE_CTAS: u32 = 4;
-    pub const WRITE_THREADS: u32 = 256;
-    /// CTAs that code blocks: more than copies take, since a block's numbers take longer than its bytes.
-    pub const CODE_CTAS: usize = 16;
-    pub const CODE_THREADS: u32 = 128;
-    pub const SEQUENCE_THREADS: u32 = 256;
-    pub const DROP_CTAS: usize = 64;
-    /// CTAs of a multiprocessor that wait for memory side by side.
-    pub const RESIDENT_CTAS: usize = 7;
-
-    /// CTAs of `give`, one cluster of up to so many, and threads of each, for so many entries: the more of a warp's slots are
-    /// looked at in one round, the fewer rounds there are.
-    pub fn give(slots: usize, entries: usize, most_ctas: u32) -> (u32, u32) {
-        /// Slots to look at for one that is given.
-        const LOOKED_AT: usize = 4;
-        let warps = slots.min(entries.saturating_mul(LOOKED_AT)).div_ceil(TURN).max(1);
-        let ctas = warps.div_ceil(GIVE_WARPS).next_power_of_two().min(most_ctas as usize);
-        let threads = 32 * warps.div_ceil(ctas).min(MOST_GIVE_THREADS as usize / 32);
-        (ctas as u32, threads as u32)
     }
 }
 
@@ -460,20 +420,6 @@ impl Layers {
     }
 }
 
-/// What the kernels count in 32 bits.
-fn check_size(options: &Options) -> Result<()> {
-    let run = options.run();
-    let (run, entries) = (run.bytes as u64, options.kv_heads as u64);
-    if run > u32::MAX as u64 {
-        return Err(Error::unsupported(format!("options.block_size: runs of {run} bytes; CUDA takes fewer than 2^32")));
-    }
-    if options.slots > 1 << 30 || options.layers as u64 * entries > i32::MAX as u64 {
-        let found = format!("{} slots, {} layers of {entries} KV heads", options.slots, options.layers);
-        return Err(Error::unsupported(format!("options: {found}; CUDA takes up to 2^30 slots, and 2^31 KV heads")));
-    }
-    Ok(())
-}
-
 impl Store for Layers {
     fn admit(&self, on: &On) -> Result<()> {
         match enqueue(on).is_capturing()? {
@@ -702,22 +648,5 @@ impl Store for Layers {
             Ok(())
         })?;
         Ok(counters)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::tuning::give;
-
-    #[test]
-    fn give_looks_at_as_many_slots_in_a_round_as_it_may_need() {
-        assert_eq!(give(8, 4, 8), (1, 32));
-        assert_eq!(give(2048, 1024, 8), (1, 512));
-        assert_eq!(give(16384, 8192, 8), (8, 512));
-        assert_eq!(give(16384, 8192, 1), (1, 1024), "no clusters");
-        assert_eq!(give(32768, 16384, 8), (8, 1024));
-        assert_eq!(give(1 << 30, 1 << 29, 8), (8, 1024));
-        assert_eq!(give(1 << 30, 64, 8), (1, 64), "few entries");
-        assert_eq!(give(64, 0, 8), (1, 32), "no entries");
     }
 }
