@@ -304,6 +304,12 @@ impl KvCache {
         self.state.lock().store.wait(&on, layer)
     }
 
+    /// `fetch` and `wait` of what was just resolved, by a stream that has nothing else to do meanwhile.
+    pub fn bring(&self, layer: u32, stream: vwd_stream) -> Result<()> {
+        let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
+        self.state.lock().store.bring(&on, layer)
+    }
+
     // --- information ---------------------------------------------------------------------------------------------
 
     pub fn view(&self, layer: u32) -> Result<vwd_kv_cache_layer> {

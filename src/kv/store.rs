@@ -80,6 +80,13 @@ pub trait Store: Send {
 
     fn wait(&mut self, on: &On, layer: usize) -> Result<()>;
 
+    /// Brings what the layer's last resolve has asked for, between what the stream holds and what it holds from now on. No other resolve of the layer
+    /// runs meanwhile.
+    fn bring(&mut self, on: &On, layer: usize) -> Result<()> {
+        self.fetch(on, layer)?;
+        self.wait(on, layer)
+    }
+
     /// The address of the first slot of a layer.
     fn pool(&self, layer: usize) -> *mut u8;
 

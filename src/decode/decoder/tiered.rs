@@ -27,7 +27,8 @@
 //! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
 //! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
-//! The lower lines are a branch. Where it resolves what was selected, attention reads the list that was resolved just before, so that both lists keep
+//! The lower lines are a branch, or a side stream of the cache. `resolve, fetch, wait` in a row are launches on one stream, each of which begins while
+//! the one before it ends; where nothing was missed the last two see that and end at once. Where it resolves what was selected, attention reads the list that was resolved just before, so that both lists keep
 //! their slots. Any other resolve may take the slots of all lists before it: nothing reads these any more.
 
 use super::Decoder;
@@ -175,7 +176,8 @@ impl Tiered {
         let request = ResolveRequest::of_step(&self.cache, &args, None)?;
         // SAFETY: the counts are of the decoder's memory.
         unsafe { self.cache.find_far(&request, again.data.cast(), stream)? };
-        of.beside(stream, |branch| self.cache.give_far(&request, branch), attend)
+        self.cache.give_far(&request, stream)?;
+        attend()
     }
 
     fn fetch(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
@@ -360,8 +362,7 @@ impl Attend<'_> {
         let Some(tiered) = &layer.decoder.tiered else { return Ok(()) };
         let missed_counts = layer.fetched().filter(|_| is_counted);
         tiered.resolve(layer, list, With { missed_counts, ..With::default() }, stream)?;
-        tiered.fetch(layer, stream)?;
-        tiered.wait(layer, stream)
+        tiered.cache.bring(layer.number as u32, stream)
     }
 
     /// Keeps the selected lists of rows for the next step of their sequences, where the strategy attends them then.
