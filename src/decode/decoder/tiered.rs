@@ -430,7 +430,12 @@ impl Attend<'_> {
         }
         self.attention(&self.over_resident(), stream)?;
         tiered.wait(layer, stream)?;
-        repair::Request::with(session, &self.over_late(), &self.kv(), |r| repair::run(session, r, stream))
+        let fetched = layer.counts(layer.decoder.plan.tiered.fetched);
+        let fetched = session.checks().required("fetched", &fetched)?;
+        // Sinks are left to repair: without them attention's results are final where nothing is late.
+        let known_misses = Some(&fetched).filter(|_| given(&self.args.sinks).is_none());
+        let late = |r: &repair::Request| repair::run(session, &repair::Request { known_misses, ..*r }, stream);
+        repair::Request::with(session, &self.over_late(), &self.kv(), late)
     }
 
     /// Scratch of the calls of `attend_resident`, without the selection's.
