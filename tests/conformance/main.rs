@@ -113,6 +113,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: quantize::CASES, on: On::Both },
     Family { cases: remainder::CASES, on: On::Both },
     Family { cases: remainder::attention::CASES, on: On::Both },
+    Family { cases: remainder::coded::CASES, on: On::Both },
+    Family { cases: remainder::coded::VARIANTS, on: On::Cuda },
     Family { cases: remainder::quality::CASES, on: On::Both },
     Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },
