@@ -78,14 +78,14 @@ class Case:
     def states(self, *entries):
         return [torch.empty(self.batch, HEADS, *entries, *tail, device="cuda") for tail in ((self.dim,), (), ())]
 
-    def on_current_stream(self, prepare):
-        """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
+    def on_current_stream(self, prepare, sets=None):
+        """call(i) on whichever stream is current: each stream's calls, of so many sets or all, are prepared on first use."""
         by_stream = {}
 
         def call(i):
             stream = torch.cuda.current_stream().cuda_stream
             if stream not in by_stream:
-                by_stream[stream] = [prepare(n, stream) for n in range(self.sets)]
+                by_stream[stream] = [prepare(n, stream) for n in range(sets or self.sets)]
             by_stream[stream][i]()
 
         return call
