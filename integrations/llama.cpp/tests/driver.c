@@ -13,6 +13,7 @@
  * bench   wall time of a step of all sequences at several depths, for several settings of Vanward's options on one cache; with tracer=LIBRARY
  *         and trace=FILE also what the GPU did in some steps more; with prompter=DEVICE prompts are computed there, and their states copied.
  *         Lines `host` have what the host spent in a step on a GPU
+ * memory  what the CPU and VANWARD0 report, before there is a model, and once it had a context
  * inputs  what the host writes into a mask, and what else does, through tests/apart_inputs.cpp in the backend of VANWARD_GGML_BACKEND; of no model
  * beside  the same times for a model on the devices stock=NAME,… and one on the others, by turns in one process; the options are as they are by
  *         default where variants do not say them
@@ -31,6 +32,17 @@ int retries = 0; /* of batches that could not be computed, over the whole run */
 
 struct llama_model *model;
 int vocabulary;
+
+static void print_memory(void) {
+    for (const char *const *name = (const char *const[]){"CPU", "VANWARD0", NULL}; *name != NULL; ++name) {
+        void *device = ggml_backend_dev_by_name(*name);
+        size_t free = 0, total = 0;
+        if (device != NULL) {
+            ggml_backend_dev_memory(device, &free, &total);
+        }
+        printf("memory %s %zu %zu\n", *name, free, total);
+    }
+}
 
 int main(int argc, char **argv) {
     if (argc < 7) {
@@ -80,17 +92,6 @@ int main(int argc, char **argv) {
     ggml_log_set(on_log, NULL);
     llama_log_set(on_log, NULL);
     const char *command = argv[6];
-    if (strcmp(command, "memory") == 0) {
-        for (const char *const *name = (const char *const[]){"CPU", "VANWARD0", NULL}; *name != NULL; ++name) {
-            void *device = ggml_backend_dev_by_name(*name);
-            size_t free = 0, total = 0;
-            if (device != NULL) {
-                ggml_backend_dev_memory(device, &free, &total);
-            }
-            printf("memory %s %zu %zu\n", *name, free, total);
-        }
-        return 0;
-    }
     if (strcmp(command, "inputs") == 0) {
         void *library = dlopen(getenv("VANWARD_GGML_BACKEND"), RTLD_NOW);
         int (*play)(void) = NULL;
@@ -100,6 +101,9 @@ int main(int argc, char **argv) {
         }
         print_counters();
         return 0;
+    }
+    if (strcmp(command, "memory") == 0) {
+        print_memory();
     }
     model = load_model(device_name);
     vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
@@ -119,6 +123,9 @@ int main(int argc, char **argv) {
         beside();
     } else if (strcmp(command, "compare") == 0) {
         compare();
+    } else if (strcmp(command, "memory") == 0) {
+        llama_free(new_context(model));
+        print_memory();
     } else {
         fail("unknown command");
     }
