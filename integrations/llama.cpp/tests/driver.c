@@ -4,7 +4,8 @@
  *   driver GGML_BASE GGML LLAMA BACKENDS MODEL COMMAND [NAME=VALUE …]
  *
  * score   decodes a text with each token given, and prints the loss, the top tokens and what Vanward counted
- * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
+ * steps   the same, a number of tokens for each line on stdin: for timing programs side by side. With state=FILE the prompt's state is read from
+ *         that file, or written to it if there is none
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
  * restore steps of a sequence, whose saved state then replaces one of the same length, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
@@ -23,11 +24,12 @@
 const char *model_path, *text_path;
 int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
 const char *device_name, *prompter_name, *depths = "4096", *variants = "stock", *logits_path;
-const char *tracer_path, *trace_path, *stock_name = "CUDA0";
+const char *tracer_path, *trace_path, *stock_name = "CUDA0", *state_path;
 int turns = 3;
 int ubatch = 512, warm = 8, traced = 5;
 int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 int embeds = 0, pooling = POOLING_OF_MODEL;
+int forget = 0;
 int retries = 0; /* of batches that could not be computed, over the whole run */
 
 struct llama_model *model;
@@ -55,7 +57,8 @@ int main(int argc, char **argv) {
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
                    {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
-                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}, {"retries", &retries}, {"turns", &turns}};
+                   {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}, {"retries", &retries}, {"turns", &turns},
+                   {"forget", &forget}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
@@ -66,7 +69,7 @@ int main(int argc, char **argv) {
             const char *name;
             const char **value;
         } texts[] = {{"device", &device_name}, {"prompter", &prompter_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path},
-                     {"tracer", &tracer_path}, {"trace", &trace_path}, {"stock", &stock_name}};
+                     {"tracer", &tracer_path}, {"trace", &trace_path}, {"stock", &stock_name}, {"state", &state_path}};
         for (size_t j = 0; equals != NULL && j < sizeof texts / sizeof *texts; ++j) {
             if (strlen(texts[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], texts[j].name, (size_t)(equals - argv[i])) == 0) {
                 *texts[j].value = equals + 1;

@@ -12,11 +12,12 @@
 extern const char *model_path, *text_path;
 extern int depth, count, threads, batch_rows, context_size, seed, operations, verbose;
 extern const char *device_name, *prompter_name, *depths, *variants, *logits_path;
-extern const char *tracer_path, *trace_path, *stock_name;
+extern const char *tracer_path, *trace_path, *stock_name, *state_path;
 extern int turns;
 extern int ubatch, warm, traced;
 extern int type_k, flash, unified, sequences, swa_full, random_text;
 extern int embeds, pooling;
+extern int forget; /* the step before which `score` has Vanward forget its summaries; 0: none */
 extern int retries; /* of batches that could not be computed, over the whole run */
 
 extern struct llama_model *model;
@@ -31,6 +32,8 @@ void on_log(int level, const char *text, void *context);
 /* One of Vanward's counters; 0 without Vanward. */
 uint64_t counter(const char *name);
 void print_counters(void);
+/* Has Vanward forget what it summarised. */
+void forget_summaries(void);
 /* The model on the devices of these names, or on all of them. */
 struct llama_model *load_model(const char *device_names);
 struct llama_context *new_context(struct llama_model *of);

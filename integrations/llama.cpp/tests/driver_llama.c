@@ -80,6 +80,12 @@ uint64_t counter(const char *name) {
     return count_of == NULL ? 0 : count_of(name);
 }
 
+void forget_summaries(void) {
+    void (*forget_all)(void) = NULL;
+    *(void **)&forget_all = ggml_backend_reg_get_proc_address(ggml_backend_reg_by_name("Vanward"), "vanward_ggml_forget_summaries");
+    forget_all();
+}
+
 void print_counters(void) {
     static const char *const names[] = {"sparse", "dense", "writes", "passed", "errors", "declined_rows", "declined_short",
                                         "declined_threads", "declined_type", "declined_trained", "declined_early", "stale", "shifts",

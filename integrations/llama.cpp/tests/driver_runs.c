@@ -3,6 +3,35 @@
 
 /* ---- score and steps ---- */
 
+/* The state of sequence 0 from the file; false if there is none. */
+static bool read_state(struct llama_context *context) {
+    FILE *file = state_path == NULL ? NULL : fopen(state_path, "rb");
+    if (file == NULL) {
+        return false;
+    }
+    fseek(file, 0, SEEK_END);
+    const size_t bytes = (size_t)ftell(file);
+    rewind(file);
+    uint8_t *state = malloc(bytes);
+    if (state == NULL || fread(state, 1, bytes, file) != bytes || llama_state_seq_set_data(context, state, bytes, 0) == 0) {
+        fail("the state cannot be restored");
+    }
+    free(state);
+    fclose(file);
+    return true;
+}
+
+static void write_state(struct llama_context *context) {
+    const size_t bytes = llama_state_seq_get_size(context, 0);
+    uint8_t *state = malloc(bytes);
+    FILE *file = fopen(state_path, "wb");
+    if (file == NULL || state == NULL || llama_state_seq_get_data(context, state, bytes, 0) != bytes || fwrite(state, 1, bytes, file) != bytes ||
+        fclose(file) != 0) {
+        fail("the state cannot be saved");
+    }
+    free(state);
+}
+
 /* Each token of the text is given; `batch_rows` rows a step, as a draft of batch_rows − 1 tokens that are all accepted. */
 void score(bool by_line) {
     int n = 0;
@@ -12,7 +41,12 @@ void score(bool by_line) {
     }
     struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(512, 0, 1);
-    prefill(context, &batch, tokens, depth, 0);
+    if (!read_state(context)) {
+        prefill(context, &batch, tokens, depth, 0);
+        if (state_path != NULL) {
+            write_state(context);
+        }
+    }
     double loss = 0, spent = 0, wall = 0;
     int at = depth, *tops = malloc((size_t)count * sizeof *tops), wanted = count;
     float *leads = malloc((size_t)count * sizeof *leads);
@@ -24,6 +58,9 @@ void score(bool by_line) {
         double begin = cpu_seconds(), begin_wall = wall_seconds();
         int first = at;
         for (; at < first + wanted && at < depth + count; at += batch_rows) {
+            if (forget != 0 && at == depth + forget) {
+                forget_summaries();
+            }
             for (int r = 0; r < batch_rows; ++r) {
                 push(&batch, tokens[at + r], at + r, 0, true);
             }
