@@ -41,12 +41,15 @@ void score(bool by_line) {
     }
     struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(512, 0, 1);
+    /* The last tokens of a prompt are computed in any case: Vanward waits for writes of a context. */
+    const int left = state_path != NULL ? 2 : 0;
     if (!read_state(context)) {
-        prefill(context, &batch, tokens, depth, 0);
+        prefill(context, &batch, tokens, depth - left, 0);
         if (state_path != NULL) {
             write_state(context);
         }
     }
+    prefill_from(context, &batch, tokens, depth - left, depth, 0);
     double loss = 0, spent = 0, wall = 0;
     int at = depth, *tops = malloc((size_t)count * sizeof *tops), wanted = count;
     float *leads = malloc((size_t)count * sizeof *leads);
