@@ -4,6 +4,7 @@ use super::sequences::{Opened, Sequences};
 use super::{AppendRequest, CompactRequest, FarRuns, ResolveRequest, RowTables};
 use crate::abi::vwd_stream;
 use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
 use crate::runtime::{On, Session};
 use std::ops::Range;
 
@@ -75,6 +76,14 @@ pub trait Store: Send {
     /// # Safety
     /// The request's memory is valid for as long as the call's contract says.
     unsafe fn row_tables(&mut self, on: &On, sequences: &Sequences, request: &RowTables) -> Result<()>;
+
+    /// Writes the blocks of tails to host memory, full or not, so that host memory has all tokens of these sequences. On the CPU alone.
+    ///
+    /// # Safety
+    /// The tensor is valid.
+    unsafe fn store_tails(&mut self, _: &On, _: &Sequences, _layer: usize, _sequences: &Tensor) -> Result<()> {
+        Err(Error::unsupported("tails in host memory"))
+    }
 
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()>;
 

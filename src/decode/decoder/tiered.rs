@@ -24,6 +24,9 @@
 //!
 //!   DENSE      attention over stored blocks, in host memory ─ resolve, fetch, wait ─ repair over the newest blocks ─ out
 //!
+//! A CPU session, whose slots are host memory, too, first copies the newest blocks to where the others lie. Dense rows then attend all their tokens
+//! in one pass, and have the bits that they have on pages.
+//!
 //! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
 //! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
@@ -482,9 +485,17 @@ impl Attend<'_> {
         }
     }
 
-    /// Attention of dense rows: over the stored blocks, then with the newest ones.
+    /// Attention of dense rows: over the stored blocks, then with the newest ones. On a CPU session over all of them, unless they are coded.
     pub fn attend_stored(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let session = &self.layer.decoder.session;
+        if session.cuda().is_none()
+            && let Some(kv) = self.stored_kv(tiered)
+        {
+            let sequences = session.checks().required("sequences", &self.layer.step.sequences)?;
+            // SAFETY: the step's contract keeps the tensor valid.
+            unsafe { tiered.cache.store_tails(self.layer.number as u32, &sequences, stream)? };
+            return attention::Request::with(session, &self.over_all(), &kv, |r| attention::run(session, r, stream));
+        }
         self.with_stored(tiered, |r| attention::run(session, r, stream))?;
         self.bring(self.layer.newest_blocks(), false, stream)?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::run(session, r, stream))
@@ -503,19 +514,23 @@ impl Attend<'_> {
         repair::Request::with(session, &self.over_newest(), &self.kv(), |_| Ok(()))
     }
 
+    /// The rows' blocks in host memory, unless they are coded.
+    fn stored_kv(&self, tiered: &Tiered) -> Option<vwd_paged_kv> {
+        let &[k, v, key_scales, value_scales] = tiered.stored.get(self.layer.number)?;
+        let (kv, page_table) = (self.kv(), self.layer.step.page_table);
+        let has_token_scales = self.has_token_scales();
+        let [k_scale, v_scale] = if has_token_scales { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
+        Some(vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv })
+    }
+
     /// Attention over the stored blocks, checked.
     fn with_stored<R>(&self, tiered: &Tiered, then: impl FnOnce(&attention::Request) -> Result<R>) -> Result<R> {
         let (session, page_table) = (&self.layer.decoder.session, self.layer.step.page_table);
-        let kv = self.kv();
         let coded;
-        let stored = match tiered.stored_codes.get(self.layer.number) {
+        let stored = match self.stored_kv(tiered) {
+            Some(kv) => kv,
             None => {
-                let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
-                let [k_scale, v_scale] =
-                    if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
-                vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv }
-            }
-            Some(codes) => {
+                let (kv, codes) = (self.kv(), &tiered.stored_codes[self.layer.number]);
                 coded = vwd_int4_kv { page_table, coded_lens: kv.seq_lens, mean_table: page_table, ..*codes };
                 let vwd_kv_cache_layer { tail_k, tail_v, .. } = *tiered.view(self.layer.number);
                 vwd_paged_kv { k: tail_k, v: tail_v, page_table: self.layer.tail_table(), int4: &raw const coded, ..kv }
