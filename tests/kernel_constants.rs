@@ -89,6 +89,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
 const DECLARED: &[(&str, &str, &str, &str)] = &[
     ("ops/draw/device.rs", "CLUSTER_SHARED", "sample/cluster", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/mma_", ""),
+    ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention_int4/mma_", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/repair_verify128", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode128_", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode64", ""),

@@ -21,6 +21,8 @@ pub const CASES: &[Case] = cases![
     attention_by_int4_128_caps_the_scores_of_tokens_alone,
     attention_by_int4_verify128_agrees_with_the_formula,
     attention_by_int4_verify128_over_slots_of_both_kinds_agrees_with_the_formula,
+    attention_by_int4_mma_agrees_with_the_formula,
+    attention_by_int4_mma_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -286,6 +288,38 @@ fn attention_by_int4_verify128_agrees_with_the_formula(backend: &Backend) {
 fn attention_by_int4_verify128_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
     let in_slots = |rng: &mut Rng| Spec { q_type: F16, kv_type: F16, ..in_int4_slots(rng) };
     attend(backend, "int4_verify128", HOPPER, 30, in_slots, false);
+}
+
+/// Heads of any width that INT4 takes, as few and as many rows as a CTA has warps for, and queries of each type that is taken.
+pub fn in_int4_of_any_width(rng: &mut Rng) -> Spec {
+    let spec = if rng.one_in(3) { int4_drafts(rng) } else { in_int4(rng) };
+    let widths =
+        [(64, 64), (64, 64), (80, 80), (96, 96), (112, 64), (128, 128), (144, 144), (192, 128), (256, 256), (128, 256)];
+    let (dim, value_dim) = rng.pick(&widths);
+    let most = rng.pick(&[40, 300, 700, 2000]);
+    Spec { dim, value_dim, batch: spec.batch.min(2), most, tree: false, ..spec }
+}
+
+fn attention_by_int4_mma_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "int4_mma", ANY, 40, in_int4_of_any_width, true);
+    // So long that a warp takes its ring several times, and finds several times where tokens lie.
+    let long = |rng: &mut Rng| {
+        let (dim, rows) = rng.pick(&[(64, 1), (128, 4), (256, 1)]);
+        let positions = Some(rows * 16);
+        let spec =
+            Spec { batch: 1, kv_heads: 1, group: 4, positions, dim, value_dim: dim, ..in_int4_of_any_width(rng) };
+        Spec { most: 6000, lists: Lists::Absent, window: 0, q_lens: false, ..spec }
+    };
+    attend(backend, "int4_mma", ANY, 2, long, false);
+}
+
+fn attention_by_int4_mma_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
+    let in_slots = |rng: &mut Rng| {
+        let spec = in_int4_of_any_width(rng);
+        let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
+        Spec { slots: true, page: spec.block, lists, ..spec }
+    };
+    attend(backend, "int4_mma", ANY, 30, in_slots, true);
 }
 
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {

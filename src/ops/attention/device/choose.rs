@@ -4,8 +4,8 @@
 //! is added there does not compile until every variant says whether it takes it.
 
 use super::params::Params;
-use super::plan::{Element, Job, Rows, Sizes, TILE, WARP_ROWS, Width, is_copied_by_16, values_are_keys};
-use super::{decode128, int4_128, mla16, mla64, verify128};
+use super::plan::{Element, Job, Rows, Sizes, TILE, WARP_ROWS, Width, is_copied_by, is_copied_by_16, values_are_keys};
+use super::{decode128, int4_128, mla16, mla64, mma, verify128};
 use crate::core::dtype::DType;
 use crate::ops::int4::Int4Kv;
 use crate::runtime::cuda::layout::is_near;
@@ -28,6 +28,8 @@ variants! {
         Int4_128 = "int4_128",
         /// The same, up to 64 rows at a time: drafts that are verified.
         Int4Verify128 = "int4_verify128",
+        /// Tensor cores, tokens coded in INT4, heads of up to 256 channels and rows of any number.
+        Int4Mma = "int4_mma",
         /// MLA, 64 rows at a time.
         Mla64 = "mla64",
         /// MLA, 16 rows at a time.
@@ -115,6 +117,8 @@ pub struct Options {
 pub struct Int4 {
     /// Rows of codes and of means begin and end on 16 bytes.
     pub rows_of_16_bytes: bool,
+    /// Those of means do, and those of codes on 8.
+    pub codes_of_8_bytes: bool,
     /// Means have the type of keys that are not coded.
     pub means_are_as_keys: bool,
     /// Strides from row to row and from page to page fit in 32 bits.
@@ -125,6 +129,8 @@ impl Int4 {
     fn of(int4: &Int4Kv, keys: DType) -> Int4 {
         Int4 {
             rows_of_16_bytes: [&int4.k, &int4.v, &int4.means].into_iter().all(is_copied_by_16),
+            codes_of_8_bytes: is_copied_by_16(&int4.means)
+                && [&int4.k, &int4.v].iter().all(|codes| is_copied_by(8, codes)),
             means_are_as_keys: int4.means.dtype == keys,
             near_strides: [&int4.k, &int4.v, &int4.k_scale, &int4.v_scale, &int4.means]
                 .iter()
@@ -190,6 +196,7 @@ pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) 
         Variant::Verify128 => fit_verify128(device, sizes, options),
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
         Variant::Int4Verify128 => fit_int4_verify128(device, sizes, options),
+        Variant::Int4Mma => fit_int4_mma(device, sizes, options),
         Variant::Mla64 => fit_mla64(device, sizes, options),
         Variant::Mla16 => fit_mla16(device, sizes, options),
         Variant::Mma => fit_mma(sizes, options),
@@ -491,8 +498,33 @@ fn has_near_int4(options: &Options) -> bool {
     options.near_strides && options.int4.is_some_and(|int4| int4.near_strides)
 }
 
-/// What both kernels of INT4 take.
+fn fit_int4_mma(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    multiplies_int4(Fit::Takes, sizes, options)
+        .unless(options.tree, "it takes no draft tree")
+        .unless(mma::int4_entry(sizes).is_none(), "it takes D and Dv up to 256")
+        .unless(
+            !mma::int4_fits(device.shared_bytes, sizes, options.partials),
+            "it needs more shared memory than the device has",
+        )
+        .unless(!options.rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+        .unless(
+            !options.int4.is_some_and(|int4| int4.codes_of_8_bytes),
+            "rows of means have to begin and end on 16 bytes, of codes on 8",
+        )
+}
+
+/// What int4_128 and int4_verify128 take.
 fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    let rows_of_16_bytes = options.rows_of_16_bytes && options.int4.is_some_and(|int4| int4.rows_of_16_bytes);
+    multiplies_int4(fit, sizes, options)
+        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(options.partials, "it keeps no partials")
+        .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
+}
+
+/// What all kernels of INT4 on tensor cores take.
+fn multiplies_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
         q_lens: _,
@@ -502,7 +534,7 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         window: _,
         soft_cap: _,
         sinks: _,
-        partials,
+        partials: _,
         start: _,
         // Keys that are not coded have no scale.
         scales_per_token: _,
@@ -510,7 +542,7 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         wide_queries: _,
         is_far: _,
         far_pages,
-        rows_of_16_bytes,
+        rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles,
         paged_tiles: _,
@@ -519,14 +551,9 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     } = *options;
     let Some(int4) = int4 else { return Fit::Cannot("it takes calls with tokens in INT4") };
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
-    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
-    let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
     fit.unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(far_pages, NO_FAR_PAGES)
         .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
-        .unless(is_wide, "it takes heads of 128 channels")
-        .unless(partials, "it keeps no partials")
-        .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
         .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
 }
 

@@ -43,9 +43,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 57] = {
+const ATTENTION: [(Entry, &str, &str); 63] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
+    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Mma, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -90,6 +90,12 @@ const ATTENTION: [(Entry, &str, &str); 57] = {
         (Int4Verify128(Bf16), "attention_int4/verify128", "attention_int4_verify128_bf16"),
         (Int4Verify128Tree(F16), "attention_int4/verify128_tree", "attention_int4_verify128_tree_f16"),
         (Int4Verify128Tree(Bf16), "attention_int4/verify128_tree", "attention_int4_verify128_tree_bf16"),
+        (Int4Mma(F16, 64), "attention_int4/mma_f16", "attention_int4_mma_f16_64"),
+        (Int4Mma(F16, 128), "attention_int4/mma_f16", "attention_int4_mma_f16_128"),
+        (Int4Mma(F16, 256), "attention_int4/mma_f16", "attention_int4_mma_f16_256"),
+        (Int4Mma(Bf16, 64), "attention_int4/mma_bf16", "attention_int4_mma_bf16_64"),
+        (Int4Mma(Bf16, 128), "attention_int4/mma_bf16", "attention_int4_mma_bf16_128"),
+        (Int4Mma(Bf16, 256), "attention_int4/mma_bf16", "attention_int4_mma_bf16_256"),
         (Mla64(F16), "attention/mla64", "attention_mla64_f16"),
         (Mla64(Bf16), "attention/mla64", "attention_mla64_bf16"),
         (Mla16(F16), "attention/mla16", "attention_mla16_f16"),
@@ -163,6 +169,8 @@ impl cuda::Kernels for Kernels {
         source!("attention_int4/decode128_bf16", compute_90),
         source!("attention_int4/verify128", compute_90a),
         source!("attention_int4/verify128_tree", compute_90a),
+        source!("attention_int4/mma_f16", compute_80, compute_90),
+        source!("attention_int4/mma_bf16", compute_80, compute_90),
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
@@ -279,10 +287,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         (None, true) => Entry::GeneralTree,
         (None, false) => Entry::General,
     };
-    let general = |is_mma: bool| {
-        let entry = if is_mma { mma::entry(&sizes).expect(PLANNED) } else { of_general };
-        mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry)
-    };
+    let evenly = |entry| mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry);
     let mut plan = match variant {
         Variant::Decode128 | Variant::Decode64 | Variant::Decode256 => {
             let of = |shared_bytes| decode128::plan(multiprocessors, shared_bytes, &params, &sizes);
@@ -316,8 +321,9 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
             let clusters = kernels.clusters.as_ref().expect(PLANNED);
             mla16::plan(clusters, &params, &sizes).expect(PLANNED)
         }
-        Variant::Mma => general(true)?,
-        Variant::General => general(false)?,
+        Variant::Int4Mma => evenly(mma::int4_entry(&sizes).expect(PLANNED))?,
+        Variant::Mma => evenly(mma::entry(&sizes).expect(PLANNED))?,
+        Variant::General => evenly(of_general)?,
     };
     // Tiles that lie side by side; those in host memory are read by the lanes themselves.
     plan.in_boxes = plan.entry.takes_boxes() && !job.is_far && 1 << params.log_granule == TILE;

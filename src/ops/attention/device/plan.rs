@@ -36,6 +36,8 @@ pub enum Entry {
     Int4_128(Element, Rows),
     Int4Verify128(Element),
     Int4Verify128Tree(Element),
+    /// The largest D and Dv that it takes.
+    Int4Mma(Element, u32),
     Mla64(Element),
     Mla16(Element),
     Mma(Element, Width),
@@ -69,8 +71,8 @@ impl Entry {
 
     /// Whether it attends to tokens in INT4.
     pub fn is_int4(self) -> bool {
-        use Entry::{Int4_128, Int4General, Int4Verify128, Int4Verify128Tree};
-        matches!(self, Int4_128(..) | Int4General | Int4Verify128(_) | Int4Verify128Tree(_))
+        use Entry::{Int4_128, Int4General, Int4Mma, Int4Verify128, Int4Verify128Tree};
+        matches!(self, Int4_128(..) | Int4General | Int4Mma(..) | Int4Verify128(_) | Int4Verify128Tree(_))
     }
 }
 
@@ -408,12 +410,17 @@ pub fn type_of_out(outputs: &Outputs) -> u32 {
 
 /// Rows of adjacent elements begin and end on 16 bytes.
 pub fn is_copied_by_16(t: &Tensor) -> bool {
+    is_copied_by(16, t)
+}
+
+/// Rows of adjacent elements begin and end on so many bytes.
+pub fn is_copied_by(bytes: usize, t: &Tensor) -> bool {
     let last = t.rank() - 1;
-    let on_16 = |d: usize| t.dim(d) <= 1 || t.byte_stride(d) % 16 == 0;
+    let is_whole = |d: usize| t.dim(d) <= 1 || t.byte_stride(d) % bytes as i64 == 0;
     t.stride(last) == 1
-        && (t.dim(last) * t.dtype.bytes()).is_multiple_of(16)
-        && (t.data() as usize).is_multiple_of(16)
-        && (0..last).all(on_16)
+        && (t.dim(last) * t.dtype.bytes()).is_multiple_of(bytes)
+        && (t.data() as usize).is_multiple_of(bytes)
+        && (0..last).all(is_whole)
 }
 
 /// MLA: the values are the first channels of the keys.

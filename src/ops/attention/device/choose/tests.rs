@@ -113,7 +113,7 @@ fn keys_in_host_memory_take_verify128() {
 
 #[test]
 fn tokens_in_int4_take_kernels_of_their_own_or_general() {
-    let int4 = Int4 { rows_of_16_bytes: true, means_are_as_keys: true, near_strides: true };
+    let int4 = Int4 { rows_of_16_bytes: true, codes_of_8_bytes: true, means_are_as_keys: true, near_strides: true };
     let coded = |int4| Options { int4: Some(int4), ..NOTHING };
     let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
     assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
@@ -145,19 +145,44 @@ fn tokens_in_int4_take_kernels_of_their_own_or_general() {
         ..coded(int4)
     };
     assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
-    for sizes in [Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }] {
-        assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
-    }
-    for options in [
-        coded(Int4 { rows_of_16_bytes: false, ..int4 }),
-        coded(Int4 { means_are_as_keys: false, ..int4 }),
-        Options { partials: true, ..coded(int4) },
-        Options { whole_tiles: false, ..coded(int4) },
-    ] {
-        assert_eq!(of(SIZES, options), Variant::General, "{options:?}");
+    let of_width = |dim, value_dim| Sizes { dim, value_dim, ..SIZES };
+    for sizes in [of_width(64, 64), of_width(80, 128), Sizes { rows: 640, ..of_width(256, 256) }] {
+        assert_eq!(of(sizes, coded(int4)), Variant::Int4Mma, "{sizes:?}");
+        assert_eq!(
+            of(sizes, Options { wide_queries: true, partials: true, ..coded(int4) }),
+            Variant::Int4Mma,
+            "{sizes:?}"
+        );
+        assert_eq!(of(sizes, Options { tree: true, positions: true, ..coded(int4) }), Variant::General, "{sizes:?}");
     }
     let none = Device { runs_int4_128: false, runs_int4_verify128: false, ..H200 };
-    assert_eq!(chosen(&none, &SIZES, &coded(int4)), Variant::General);
+    for device in [H200, none] {
+        for options in [
+            coded(Int4 { rows_of_16_bytes: false, ..int4 }),
+            Options { partials: true, ..coded(int4) },
+            Options { partials: true, ..coded(Int4 { near_strides: false, ..int4 }) },
+        ] {
+            assert_eq!(chosen(&device, &SIZES, &options), Variant::Int4Mma, "{options:?}");
+        }
+        assert_eq!(chosen(&device, &Sizes { element: None, ..SIZES }, &coded(int4)), Variant::General);
+        for options in [
+            coded(Int4 { rows_of_16_bytes: false, codes_of_8_bytes: false, ..int4 }),
+            coded(Int4 { means_are_as_keys: false, ..int4 }),
+            Options { rows_of_16_bytes: false, ..coded(int4) },
+            Options { whole_tiles: false, ..coded(int4) },
+        ] {
+            assert_eq!(chosen(&device, &SIZES, &options), Variant::General, "{options:?}");
+        }
+    }
+    for rows in [1, 17] {
+        assert_eq!(chosen(&none, &Sizes { rows, ..SIZES }, &coded(int4)), Variant::Int4Mma);
+    }
+    // Shared memory for states of all warps, and tiles.
+    let small = Device { shared_bytes: 99 << 10, ..none };
+    let of_small = |partials| chosen(&small, &of_width(256, 256), &Options { partials, ..coded(int4) });
+    assert_eq!([false, true].map(of_small), [Variant::Int4Mma, Variant::General]);
+    // More lists than int4_128 counts.
+    assert_eq!(of(Sizes { lists: 1 << 20, units: 1, list_tokens: 16, ..SIZES }, coded(int4)), Variant::Int4Mma);
     let repair = choose(None, |variant| fit_repair(variant, &SIZES, &coded(int4), &REPAIR)).unwrap();
     assert_eq!(repair, RepairVariant::TwoLaunches);
 }
