@@ -28,7 +28,11 @@ fn long(rng: &mut Rng) -> Spec {
     let spec = match rng.size(0..=5) {
         0 => Spec { most: rng.pick(&[300, 2600]), ..Spec::plain(rng) },
         1 => latents(rng),
-        2 => Spec { int4: true, slots: false, scales: [Scales::Absent; 2], ..of_128_channels(rng) },
+        2 => {
+            let dim = rng.pick(&[128, 128, 64, 96, 256]);
+            let scales = [Scales::Absent; 2];
+            Spec { int4: true, dim, value_dim: dim, slots: false, scales, ..of_128_channels(rng) }
+        }
         _ => of_128_channels(rng),
     };
     Spec {
@@ -201,7 +205,7 @@ fn invariant_attention_does_not_depend_on_the_batch(backend: &Backend) {
         let ids = model.ids(rng, 0.8);
         let placed = Placed::new(backend, rng, &model);
         let list = (model.spec.lists != Lists::Absent).then(|| PlacedList::new(backend, rng, &model, &ids));
-        let has_partials = list.is_some() && model.spec.value_dim <= 256 && !model.spec.int4 && rng.one_in(2);
+        let has_partials = list.is_some() && model.spec.value_dim <= 256 && rng.one_in(2);
         let attend = |sequences: &Range<usize>| {
             let rng = &mut Rng::new(1);
             let results = Results::new(backend, rng, &model.spec);
