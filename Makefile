@@ -8,6 +8,7 @@
 # make test-llama the long form of the tests with llama.cpp, of which test-all runs a short one
 # make llama-gpu-bundle packs what times llama.cpp on a machine with a GPU; LLAMA_BUNDLE=build/llama-gpu-bundle
 # make draws      draws a million tokens of each distribution of sampling, on the CPU and on a GPU where there is one
+# make long-random makes a million random operations each on decoders and on caches, against dictionaries of their tokens
 # make soak-serve lets 50 clients load the server for ten minutes
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
@@ -30,7 +31,7 @@ MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels \
   test-emulated emulator test-install test-llama test-llama-short llama llama-gpu-bundle bench install uninstall wheel \
-  deb reference header notices kernels gpu-bundle library packaged configure clean draws
+  deb reference header notices kernels gpu-bundle library packaged configure clean draws long-random
 
 all: library
 
@@ -107,6 +108,17 @@ draws:
 	for cases in sample_draws_ variant_draws_ siblings_are_tested_alike tree_sample_commits_tokens_as_often; do \
 	  cargo test --quiet --release --locked --test conformance -- --test-threads 1 --nocapture $$cases || exit 1; \
 	done
+
+# A million random operations on a decoder over pages, as many on one over a tiered cache, and as many on such a cache, each compared with a dictionary
+# of what every sequence holds. What counts as one is said at the head of tests/conformance/decoder/model.rs and of tests/kv_cache/main.rs, whose
+# default is a million. Without a GPU the decoder's case on CUDA is listed as ignored.
+long-random: export VANWARD_DECODER_OPERATIONS := 1000000
+long-random:
+	cargo test --release --locked --test conformance --test kv_cache --no-run
+	for cases in decoder_holds_to_a_dictionary decoder_on_a_cache_attends_what_each_strategy; do \
+	  cargo test --quiet --release --locked --test conformance -- --test-threads 1 --nocapture $$cases || exit 1; \
+	done
+	cargo test --quiet --release --locked --test kv_cache -- --nocapture cache_holds_what_was_appended
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)

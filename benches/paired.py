@@ -2,12 +2,14 @@
 """Runs two builds of benches/attention_rate.rs in turn and prints a Markdown table of both.
 
     benches/paired.py BEFORE AFTER ROUNDS [PART…]
+    benches/paired.py 'VANWARD_INSTRUCTIONS=avx2 PROGRAM' 'VANWARD_INSTRUCTIONS=avx512 PROGRAM' ROUNDS [PART…]
 
-Each round runs both programs, with the parts of names that choose cases. A figure is the median of its rounds, in GFLOP/s of
+A program may follow what its environment adds. Each round runs both programs, with the parts of names that choose cases. A figure is the median of its rounds, in GFLOP/s of
 the CPU time of one thread; for plain reads it is in GB/s. The order changes from round to round, so that what else the machine
 does reaches both alike.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -15,7 +17,9 @@ import sys
 
 def results(program, parts):
     """name → rate of each case."""
-    lines = subprocess.run([program, *parts], capture_output=True, text=True, check=True).stdout.splitlines()
+    *settings, path = program.split()
+    environment = {**os.environ, **dict(setting.split("=", 1) for setting in settings)}
+    lines = subprocess.run([path, *parts], env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
     for line in lines:
         *name, _, flops, rate = line.split()
         yield " ".join(name), float(rate if name[0] == "read" else flops)

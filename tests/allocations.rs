@@ -7,6 +7,7 @@ use vanward::abi::*;
 use vanward::capi::*;
 
 mod support;
+use support::calls::sampled_calls;
 use support::*;
 
 struct Counting;
@@ -69,6 +70,22 @@ fn calls_allocate_nothing() {
             assert_eq!(made, 0, "{count} tensors of {forms} forms");
         }
     });
+}
+
+/// Once the first call has made the stream's scratch.
+#[test]
+fn sampling_trees_and_compaction_allocate_nothing() {
+    let backend = Backend::cpu(1);
+    for (batch, gamma, vocabulary) in [(1, 0, 40), (2, 3, 8200), (20, 4, 304)] {
+        for (name, call) in sampled_calls(&backend, batch, gamma, vocabulary) {
+            assert_ok(call());
+            let before = ALLOCATIONS.get();
+            let status = call();
+            let made = ALLOCATIONS.get() - before;
+            assert_ok(status);
+            assert_eq!(made, 0, "{name}, of {batch} × {gamma}");
+        }
+    }
 }
 
 #[test]

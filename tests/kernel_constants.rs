@@ -18,11 +18,19 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/mla64.rs", "TOKENS", "attention/mla64.cuh", "MLA64_TOKENS"),
     ("ops/attention/device/mla64.rs", "SLAB_BYTES", "common/warpgroup.cuh", "SLAB_WIDTH"),
     ("ops/attention/device/verify128.rs", "ROWS", "attention/verify128_join.cuh", "VERIFY_ROWS"),
-    ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_join.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_width.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "NARROW_CHANNELS", "attention/verify64_width.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "RING_BYTES", "attention/verify128_width.cuh", "QUERIES_OFFSET"),
+    ("ops/attention/device/verify128.rs", "RING_BYTES", "attention/verify64_width.cuh", "QUERIES_OFFSET"),
     ("ops/attention/device/verify128.rs", "THREADS", "attention/verify128_join.cuh", "VERIFY_THREADS"),
     ("ops/attention/device/verify128.rs", "SHORT_THREADS", "attention/verify128_short.cuh", "SHORT_THREADS"),
     ("ops/attention/device/verify128.rs", "HALVES", "attention/verify128_short.cuh", "HALVES"),
-    ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_join.cuh", "RECEIVED_ROWS"),
+    ("ops/attention/device/verify128.rs", "BROAD_CHANNELS", "attention/verify256_width.cuh", "VERIFY_CHANNELS"),
+    ("ops/attention/device/verify128.rs", "BROAD_RING_BYTES", "attention/verify256_width.cuh", "QUERIES_OFFSET"),
+    ("ops/attention/device/verify128.rs", "BROAD_RECEIVED_ROWS", "attention/verify256_width.cuh", "RECEIVED_ROWS"),
+    ("ops/attention/device/verify128.rs", "BROAD_STAGE_UNITS", "attention/verify256_width.cuh", "STAGE_TILES"),
+    ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_width.cuh", "RECEIVED_ROWS"),
+    ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify64_width.cuh", "RECEIVED_ROWS"),
     ("ops/attention/device/verify128.rs", "STAGE_UNITS", "attention/verify128_join.cuh", "STAGE_TILES"),
     ("ops/attention/device/boxes.rs", "SLAB_ELEMENTS", "common/warpgroup.cuh", "SLAB_ELEMENTS"),
     ("ops/attention/device/boxes.rs", "BOXES_BYTES", "attention/verify128_boxes.cuh", "BOXES_BYTES"),
@@ -68,15 +76,15 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("decode/forecast/cuda.rs", "CHUNK", "forecast/products.cuh", "CHUNK"),
     ("decode/forecast/cuda.rs", "MOST_SLICES", "forecast/low_rank.cu", "MOST_SLICES"),
     ("decode/forecast/choose.rs", "BATCH_ROWS", "forecast/low_rank.cu", "ROWS"),
-    ("kv/cuda/mod.rs", "FIND_THREADS", "cache/resolve.cu", "FIND_THREADS"),
-    ("kv/cuda/mod.rs", "MOST_GIVE_THREADS", "cache/resolve.cu", "MOST_THREADS"),
-    ("kv/cuda/mod.rs", "APPEND_THREADS", "cache/append.cu", "THREADS"),
-    ("kv/cuda/mod.rs", "APPEND_WARPS", "cache/append.cu", "WARPS"),
-    ("kv/cuda/mod.rs", "FETCH_THREADS", "cache/copies.cu", "FETCH_THREADS"),
-    ("kv/cuda/mod.rs", "FETCH_ROOM", "cache/copies.cu", "FETCH_WARPS * STAGES * PIECE"),
-    ("kv/cuda/mod.rs", "DECODE_THREADS", "cache/coded.cu", "DECODE_THREADS"),
-    ("kv/cuda/mod.rs", "WRITE_THREADS", "cache/copies.cu", "WRITE_THREADS"),
-    ("kv/cuda/mod.rs", "SEQUENCE_THREADS", "cache/sequences.cu", "THREADS"),
+    ("kv/cuda/tuning.rs", "FIND_THREADS", "cache/resolve.cu", "FIND_THREADS"),
+    ("kv/cuda/tuning.rs", "MOST_GIVE_THREADS", "cache/resolve.cu", "MOST_THREADS"),
+    ("kv/cuda/tuning.rs", "APPEND_THREADS", "cache/append.cu", "THREADS"),
+    ("kv/cuda/tuning.rs", "APPEND_WARPS", "cache/append.cu", "WARPS"),
+    ("kv/cuda/tuning.rs", "FETCH_THREADS", "cache/copies.cu", "FETCH_THREADS"),
+    ("kv/cuda/tuning.rs", "FETCH_ROOM", "cache/copies.cu", "FETCH_WARPS * STAGES * PIECE"),
+    ("kv/cuda/tuning.rs", "DECODE_THREADS", "cache/coded.cu", "DECODE_THREADS"),
+    ("kv/cuda/tuning.rs", "WRITE_THREADS", "cache/copies.cu", "WRITE_THREADS"),
+    ("kv/cuda/tuning.rs", "SEQUENCE_THREADS", "cache/sequences.cu", "THREADS"),
     ("kv/cuda/params.rs", "MOST_BLOCKS", "cache/params.cuh", "MOST"),
     ("ops/draw/device.rs", "THREADS", "common/draw.cuh", "DRAW_THREADS"),
     ("ops/draw/device.rs", "SEGMENT_THREADS", "common/sampling.cuh", "SEGMENT_THREADS"),
@@ -89,6 +97,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
 const DECLARED: &[(&str, &str, &str, &str)] = &[
     ("ops/draw/device.rs", "CLUSTER_SHARED", "sample/cluster", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/mma_", ""),
+    ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention_int4/mma_", ""),
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/repair_verify128", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode128_", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode64", ""),
@@ -106,8 +115,14 @@ const DECLARED: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// Where names are found that a file takes from a header.
-const HEADERS: [&str; 4] =
-    ["common/types.cuh", "common/topk.cuh", "attention/attention.cuh", "attention/verify128_join.cuh"];
+const HEADERS: [&str; 6] = [
+    "common/types.cuh",
+    "common/topk.cuh",
+    "common/warpgroup.cuh",
+    "attention/attention.cuh",
+    "attention/verify128_width.cuh",
+    "attention/verify128_join.cuh",
+];
 
 #[test]
 fn constants_of_rust_are_those_of_the_kernels() {

@@ -16,7 +16,7 @@ query positions of a sequence, as a verification of drafts has them, over all to
 one token, of sequences that alternate in one cache, beside pages of a block. `trees` are the nodes of a draft tree with random parents,
 beside one position and beside a chain of as many. `batches` are sequences that have `room` for so many tokens, and are as long, ragged, or all
 but one a sixteenth as long, over all tokens: by the variant that the library chooses, and by others that are forced. `widths` are heads of 64
-and of 256 channels, over all tokens and over lists. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
+and of 256 channels, of 1 to 16 query positions, over all tokens and over lists; `narrow` are FP8 keys and values of 64 channels. `floors` has `read_of_1`, `read_of_9` and `read_of_16` beside them: that kernel with the results of as
 many positions, over the same list or over all tokens; a `ratio` is to one position. Microseconds, medians; inputs are in no cache.
 """
 
@@ -78,14 +78,14 @@ class Case:
     def states(self, *entries):
         return [torch.empty(self.batch, HEADS, *entries, *tail, device="cuda") for tail in ((self.dim,), (), ())]
 
-    def on_current_stream(self, prepare):
-        """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
+    def on_current_stream(self, prepare, sets=None):
+        """call(i) on whichever stream is current: each stream's calls, of so many sets or all, are prepared on first use."""
         by_stream = {}
 
         def call(i):
             stream = torch.cuda.current_stream().cuda_stream
             if stream not in by_stream:
-                by_stream[stream] = [prepare(n, stream) for n in range(self.sets)]
+                by_stream[stream] = [prepare(n, stream) for n in range(sets or self.sets)]
             by_stream[stream][i]()
 
         return call
@@ -490,16 +490,39 @@ def widths(session, timer, rows, quick):
         other.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
         for dim, (batch, tokens, budget) in itertools.product((64, 256), points[:1] if quick else points):
             case = Positions(session, batch, tokens, budget, 1, dim=dim)
-            row = dict(dim=dim, batch=batch, tokens=tokens, listed=budget or "all", copy=timer.copy(case.bytes))
-            for name, of in dict(chosen=session, mma=other).items():
-                case.session = of
-                call = case.call()
-                call(0)
-                case.check()
-                row[name] = timer.graph(call, case.sets)
-            rows.put("widths", **row)
+            copy = timer.copy(case.bytes)
+            for count in (1, 4, 9, 16):
+                case.ask(count)
+                row = dict(dim=dim, batch=batch, tokens=tokens, listed=budget or "all", positions=count, copy=copy)
+                for name, of in dict(chosen=session, mma=other).items():
+                    case.session = of
+                    call = case.call()
+                    call(0)
+                    case.check()
+                    row[name] = timer.graph(call, case.sets)
+                rows.put("widths", **row)
+            if dim == 64:
+                narrow(case, session, other, timer, rows, copy / 2)
             del case
             torch.cuda.empty_cache()
+
+
+def narrow(case, session, other, timer, rows, copy):
+    """The same keys and values in FP8, of one and of two query positions."""
+    eight_bits = [[x.to(torch.float8_e4m3fn) for x in of] for of in (case.keys, case.values)]
+    case.keys, case.values = ([x.bfloat16() for x in of] for of in eight_bits)
+    case.kv = lambda i: vanward.PagedKV(
+        *(vanward.float8_e4m3fn(of[i].view(torch.uint8)) for of in eight_bits), case.lens, page_table=case.table)
+    for count in (1, 2):
+        case.ask(count)
+        row = dict(batch=case.batch, tokens=case.blocks * case.block, listed=case.count * case.block if case.is_listed else "all", positions=count, half_copy=copy)
+        for name, of in dict(chosen=session, mma=other).items():
+            case.session = of
+            call = case.call()
+            call(0)
+            case.check()
+            row[name] = timer.graph(call, case.sets)
+        rows.put("narrow", **row)
 
 
 class Latents:

@@ -6,9 +6,9 @@ The layers are those of layer.py; the decoder appends, keeps the summaries and a
 `foreseen` and `prr_foreseen` are given queries a layer ahead, without a projection, and `prr` predicts right, since every replay has the same queries.
 `forecast` is FORESEEN, too, and projects each layer's queries from the residual stream by a random map of rank RANK of its own. `by_budget` are the
 same decoders with a budget that vwd_budget_profile measured for the point: they are SERIAL where the strategy does not pay. `round` is
-lossless decoding: `drafts` sparse steps (SERIAL, AXIS), one dense step of drafts + 1 positions, and vwd_decoder_accept. `gain_95`, `gain_98` and
-`gain_99` are its speed over `dense` where a draft token is accepted with probability 0.95, 0.98 and 0.988, assumptions. --goals times what a goal
-names: AXIS without budgets, and rounds of 8 drafts. GPU time of one layer, microseconds, medians.
+lossless decoding: `drafts` sparse steps (AXIS; by SERIAL, or by FORESEEN as in `forecast`), one dense step of drafts + 1 positions, and
+vwd_decoder_accept. `gain_95`, `gain_98` and `gain_99` are its speed over `dense` where a draft token is accepted with probability 0.95, 0.98 and
+0.988, assumptions. --goals times what a goal names: AXIS without budgets, and rounds. GPU time of one layer, microseconds, medians.
 """
 
 import torch
@@ -125,9 +125,9 @@ def check(session, sequences, weights):
 class Round:
     """`drafts` sparse steps, the dense step that verifies them, and what accepts."""
 
-    def __init__(self, decoder, sequences, weights, drafts):
+    def __init__(self, decoder, sequences, weights, drafts, forecast):
         base = sequences.context - drafts
-        self.drafting = [Steps(decoder, sequences, weights, length=base + n) for n in range(drafts)]
+        self.drafting = [Steps(decoder, sequences, weights, length=base + n, forecast=forecast) for n in range(drafts)]
         self.verifying = Steps(decoder, sequences, weights, drafts + 1, mode=DecoderMode.DENSE)
         batch = sequences.batch
         self.tokens = torch.zeros(batch, drafts, dtype=torch.int32, device="cuda")
@@ -183,12 +183,14 @@ def measure(session, timer, rows, quick):
         rows.put("strategies", **row)
         if not for_goals:
             rows.put("by_budget", **by_budget)
-        for drafts in (4, 8) if not quick else (8,):
-            with decoder_of(session, sequences, k, drafts + 1) as decoder:
-                prepare(Steps(decoder, sequences, weights))
-                one = timer.graph(Round(decoder, sequences, weights, drafts), 1, replays=9, calls=1) / sequences.layers
-            gain = {f"gain_{p * 100:.0f}": (1 - p ** (drafts + 1)) / (1 - p) * row["dense"] / one for p in (0.95, 0.98, 0.988)}
-            rows.put("round", batch=batch, context=context, budget=budget, drafts=drafts, round=one, dense=row["dense"], **gain)
+        for name in ("serial", "forecast"):
+            forecast = maps.forecast if name == "forecast" else None
+            for drafts in (8,) if quick and not for_goals else (4, 8, 12, 15):
+                with decoder_of(session, sequences, k, drafts + 1, **STRATEGIES[name]) as decoder:
+                    prepare(Steps(decoder, sequences, weights, forecast=forecast))
+                    one = timer.graph(Round(decoder, sequences, weights, drafts, forecast), 1, replays=9, calls=1) / sequences.layers
+                gain = {f"gain_{p * 100:.0f}": (1 - p ** (drafts + 1)) / (1 - p) * row["dense"] / one for p in (0.95, 0.98, 0.988)}
+                rows.put("round", batch=batch, context=context, budget=budget, by=name, drafts=drafts, round=one, dense=row["dense"], **gain)
         del sequences
         torch.cuda.empty_cache()
 

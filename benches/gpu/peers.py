@@ -224,38 +224,6 @@ def four_bits(session, timer, rows, quick):
         rows.put("int4", **row, xqa_coded=peer.coded(), ratio=row["xqa_graph"] / row["vanward_graph"])
 
 
-class Chain:
-    """FlashInfer's verification of the drafts of a sample.Case, by probabilities that are made beforehand."""
-
-    def __init__(self, case):
-        self.case = case
-        self.target, self.draft = ([torch.softmax(x.float() / 0.8, -1) for x in of] for of in (case.logits, case.rows))
-        batch = len(case.draft[0])
-        self.accepted, self.emitted = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(2))
-        # Seeds in tensors can be captured.
-        self.seed, self.offset = (torch.full((1,), n, dtype=torch.int64, device="cuda") for n in (1234, 0))
-
-    def alone(self, i):
-        return self.verify(i, self.target[i])
-
-    def verify(self, i, target):
-        """What is committed; the two counts beside it are `accepted` and `emitted`."""
-        return flashinfer.sampling.chain_speculative_sampling(self.draft[i], self.case.draft[i], target, self.accepted, self.emitted,
-                                                              seed=self.seed, offset=self.offset)[0]
-
-    def with_softmax(self, i):
-        logits = self.case.logits[i]
-        return self.verify(i, flashinfer.sampling.softmax(logits.flatten(0, 1), temperature=0.8).view(logits.shape))
-
-    def check(self):
-        """Drafts up to where they are refused, a token, and −1."""
-        for found in (self.alone(0), self.with_softmax(0)):
-            committed = (found >= 0).sum(-1, keepdim=True)
-            at = torch.arange(found.shape[1], device="cuda")
-            assert ((found >= 0) == (at < committed)).all() and (committed > 0).all(), "tokens after the last"
-            assert ((found[:, :-1] == self.case.draft[0]) | (at[:-1] >= committed - 1)).all(), "drafts"
-
-
 def chains(session, timer, rows, quick):
     gamma, tokens = 5, 128256
     for batch, dtype in itertools.product((1, 32) if quick else (1, 8, 32, 128), (torch.bfloat16, torch.float32)):
@@ -268,7 +236,7 @@ def chains(session, timer, rows, quick):
             if batch <= 8:
                 case.check()
             row[f"{name}_graph"] = timer.graph(case.ours(), sets)
-        peer = Chain(case)
+        peer = sample.Chain(case)
         peer.check()
         row.update(chain_graph=timer.graph(peer.alone, sets), softmax_chain_graph=timer.graph(peer.with_softmax, sets))
         ours, with_rows, alone, whole = (row[f"{name}_graph"] for name in ("vanward", "vanward_rows", "chain", "softmax_chain"))

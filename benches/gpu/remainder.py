@@ -6,7 +6,10 @@
 timed. `select` is vwd_select_blocks of 128 blocks without log_mass (`lists`) and with it (`with_mass`). `update` is vwd_remainder_update where no block
 became whole (`nothing`), where one did (`block`), and of all tokens (`all`); `copy` is the time in which the device copies as many bytes as the keys
 and values of these tokens have, half of them read. `attend` is vwd_attention over 64 blocks of 32K tokens, without a state (`listed`), with one (`state`),
-and with the term (`term`). GPU times of a call in a CUDA graph, microseconds, medians; inputs are in no cache.
+and with the term (`term`); `attend int4` is the same over keys and values in INT4 but for the first and the last block, where a page has the codes of all
+tokens of a head side by side. `step` is both calls in one graph, vwd_select_blocks of so many blocks of 128K tokens and vwd_attention over the list that it
+writes: without log_mass and a state (`listed`), with a state (`state`), and with log_mass and the term (`term`); `times` is `term` over `state`. GPU times of a
+call, or of these two, in a CUDA graph, microseconds, medians; inputs are in no cache.
 """
 
 import math
@@ -14,6 +17,7 @@ import math
 import torch
 
 import attention
+import int4
 import selection
 from timing import run, vanward
 
@@ -110,51 +114,101 @@ def update(session, timer, rows, quick):
         rows.put("update", tokens=tokens, nothing=timed(whole), block=timed(whole - BLOCK), all=timed(0), copy=timer.copy(size))
 
 
-class Attended(attention.Case):
-    """Lists of 64 blocks, and what they leave out."""
+class Term:
+    """What the lists of a case of attention leave out."""
 
-    def __init__(self, session, batch, tokens):
-        super().__init__(session, batch, tokens, 64 * BLOCK)
-        self.log_mass = 4 + torch.randn(batch, QUERIES, device="cuda")
+    def make_term(self):
+        self.log_mass = 4 + torch.randn(self.batch, QUERIES, device="cuda")
         self.remainders = []
         for _ in range(self.sets):
-            kept = vanward.Remainder.empty(self.keys[0], self.values[0], sequences=batch)
-            kept.tokens.fill_(tokens - BLOCK)
+            kept = vanward.Remainder.empty(self.keys[0], self.values[0], sequences=self.batch)
+            kept.tokens.fill_(self.blocks * BLOCK - BLOCK)
             kept.mean_v.normal_()
             kept.covariance.normal_(std=0.3)
             self.remainders.append(kept)
         self.state = vanward.AttentionState(*self.states())
 
-    def with_term(self, i, stream):
-        return self.attention(i, stream, state=self.state, remainder=self.remainders[i], log_mass=self.log_mass)
+    def calls(self):
+        """Attention without a state, with one, and with the term."""
+        term = lambda i: dict(remainder=self.remainders[i], log_mass=self.log_mass)  # noqa: E731
+        return dict(listed=self.attention, state=lambda i, stream: self.attention(i, stream, state=self.state),
+                    term=lambda i, stream: self.attention(i, stream, state=self.state, **term(i)))
 
-    def check_term(self):
+    def check_term(self, keys, values, most=1e-2):
+        """Of set 0, whose lists name these keys and values [B, Hk, tokens, D]."""
+        torch.cuda.synchronize()
         q = self.q.double().view(self.batch, HEADS, GROUP, DIM) / math.sqrt(DIM)
-        keys, values = (self.gathered(x, 0).double() for x in (self.keys, self.values))
         kept, mass = self.remainders[0], self.log_mass.double().view(self.batch, HEADS, GROUP, 1)
         term = kept.mean_v.double()[:, :, None] + 0.5 * (q @ kept.covariance.double())
-        scores = torch.cat([q @ keys.transpose(-1, -2), mass], -1).softmax(-1)
-        wanted = (scores[..., :-1] @ values + scores[..., -1:] * term).view(self.batch, QUERIES, DIM)
-        assert error(self.out, wanted) < 1e-2, f"batch {self.batch}: error {error(self.out, wanted):.1e}"
+        scores = torch.cat([q @ keys.double().transpose(-1, -2), mass], -1).softmax(-1)
+        wanted = (scores[..., :-1] @ values.double() + scores[..., -1:] * term).view(self.batch, QUERIES, DIM)
+        assert error(self.out, wanted) < most, f"batch {self.batch}: error {error(self.out, wanted):.1e}"
+
+
+class Attended(attention.Case, Term):
+    """Lists of so many blocks of bfloat16."""
+
+    def __init__(self, session, batch, tokens, blocks=64):
+        super().__init__(session, batch, tokens, blocks * BLOCK)
+        self.make_term()
+
+    def check_listed(self):
+        self.check_term(self.gathered(self.keys, 0), self.gathered(self.values, 0))
+
+
+class Coded(int4.Int4Case, Term):
+    """Lists of 64 blocks of INT4."""
+
+    is_coded = True
+
+    def __init__(self, session, batch, tokens):
+        super().__init__(session, batch, tokens, 64 * BLOCK)
+        self.make_term()
+
+    def check_listed(self):
+        self.check_term(*(self.gathered([x], 0) for x in self.decoded))
 
 
 def attend(session, timer, rows, quick):
-    for batch in (1,) if quick else (1, 8):
-        case = Attended(session, batch, 32 << 10)
-        listed = case.on_current_stream(case.attention)
-        with_state = case.on_current_stream(lambda i, stream: case.attention(i, stream, state=case.state))
-        with_term = case.on_current_stream(case.with_term)
-        with_term(0)
+    for name, make in (("attend", Attended), ("attend int4", Coded)):
+        for batch in (1,) if quick else (1, 8):
+            case = make(session, batch, 32 << 10)
+            calls = {name: case.on_current_stream(prepare) for name, prepare in case.calls().items()}
+            calls["term"](0)
+            case.check_listed()
+            times = {name: timer.graph(call, case.sets) for name, call in calls.items()}
+            rows.put(name, batch=batch, **times, adds=times["term"] - times["state"])
+
+
+def step(session, timer, rows, quick):
+    for batch, blocks in [(1, 64), (8, 64), (1, 128), (8, 128)][:: 2 if quick else 1]:
+        case, selects = Attended(session, batch, 128 << 10, blocks), selection.Case(session, batch, 128 << 10, blocks, "axis")
+        sets = min(case.sets, selects.sets)
+        case.q, case.ids, case.counts = selects.q, [selects.ids] * case.sets, selects.counts
+
+        def both(attends, **more):
+            def prepare(i, stream):
+                calls = selects.prepared(i, stream, **more), attends(i, stream)
+                return lambda: [call() for call in calls]
+
+            return case.on_current_stream(prepare, sets)
+
+        calls = {name: both(attends, **(dict(log_mass=case.log_mass) if name == "term" else {})) for name, attends in case.calls().items()}
+        calls["term"](0)
         torch.cuda.synchronize()
-        case.check_term()
-        times = {name: timer.graph(call, case.sets) for name, call in (("listed", listed), ("state", with_state), ("term", with_term))}
-        rows.put("attend", batch=batch, **times, adds=times["term"] - times["state"])
+        wanted = torch_log_mass(selects, 0, selects.ids)
+        apart = (case.log_mass.double() - wanted).abs().max().item()
+        assert apart < 1e-3, f"batch {batch}: log_mass is {apart:.1e} apart"
+        case.check_listed()
+        times = {name: min(timer.graph(call, sets) for _ in range(2)) for name, call in calls.items()}
+        rows.put("step", batch=batch, blocks=blocks, **times, adds=times["term"] - times["state"], times=times["term"] / times["state"])
 
 
 def measure(session, timer, rows, quick):
     select(session, timer, rows, quick)
     update(session, timer, rows, quick)
     attend(session, timer, rows, quick)
+    step(session, timer, rows, quick)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
     python benches/gpu/sample.py [--out FILE] [--quick | --goals]
 
 Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, without filters, with top-k 50 and top-p .95, and with top-p alone, with and
-without draft rows. FlashInfer takes probabilities: its
-softmax is timed with it and alone. `copy` is
+without draft rows. `softmax` is torch's of the target's logits, `torch` that and a draw from each row. FlashInfer's chain_speculative_sampling takes
+probabilities of both, without draft rows ones that are 1 at the draft tokens: `chain` is it alone, of what was made beforehand, `softmax_chain` with
+FlashInfer's softmax of the target's logits before it. `sampling` is FlashInfer's sampling of every row, as a verification by coupling would need it:
+top_k_top_p_sampling_from_logits or sampling_from_logits, of logits that were divided by the temperature beforehand, or, with top-p alone, its softmax and
+top_p_sampling_from_probs. `copy` is
 a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. `cold` is what the call
 adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an engine: its instructions come from
-memory, too. `floor` has kernels that read the same logits by as many CTAs and copies (`sample_read.py`): `read` finds the largest numbers, `weigh` also
-adds up the weights, and neither draws. Microseconds, medians; logits are in no cache.
+memory, too. `greedy` is a call of the same shape whose requests are all greedy by their temperature. `floor` has kernels that read the same logits by
+as many CTAs and copies (`sample_read.py`): `read` finds the largest numbers, `weigh` also adds up the weights, and neither draws. `search` has kernels that
+search the bound of a filter in a plain way, which is no floor. Microseconds, medians; logits are in no cache.
 """
 
 import math
@@ -74,24 +78,78 @@ class Case:
     def softmax(self, i):
         return torch.softmax(self.logits[i].float() / 0.8, -1)
 
-    def chain(self, i):
-        """FlashInfer's verification: softmax of the target, and of the draft or one-hot rows."""
-        target = self.softmax(i)
-        if self.has_rows:
-            draft = torch.softmax(self.rows[i].float() / 0.8, -1)
-        else:
-            draft = torch.nn.functional.one_hot(self.draft[i].long(), target.shape[-1]).float()
-        return flashinfer.sampling.chain_speculative_sampling(draft, self.draft[i], target)
-
-    def plain(self, i):
-        if self.filters:
-            return flashinfer.sampling.top_k_top_p_sampling_from_logits(self.logits[i][:, 0].float() / 0.8, self.top_k, self.top_p)
-        return flashinfer.sampling.sampling_from_logits(self.logits[i][:, 0].float() / 0.8)
-
     def torch(self, i):
         """Plain sampling of every row, as a verification by coupling would need it."""
         p = self.softmax(i)
         return torch.argmax(p / torch.empty_like(p).exponential_(), -1)
+
+
+class Chain:
+    """FlashInfer's verification of a case's drafts, by probabilities that are made beforehand."""
+
+    def __init__(self, case):
+        self.case = case
+        self.target = [case.softmax(i) for i in range(case.sets)]
+        self.draft = [torch.softmax(x.float() / 0.8, -1) for x in case.rows] if case.has_rows else [self.certain(x) for x in case.draft]
+        batch = len(case.draft[0])
+        self.accepted, self.emitted = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(2))
+        self.seed, self.offset = noise()
+
+    def certain(self, draft):
+        return torch.zeros(*draft.shape, self.target[0].shape[-1], device="cuda").scatter_(2, draft.long()[..., None], 1.0)
+
+    def alone(self, i):
+        return self.verify(i, self.target[i])
+
+    def verify(self, i, target):
+        """What is committed; the two counts beside it are `accepted` and `emitted`."""
+        return flashinfer.sampling.chain_speculative_sampling(self.draft[i], self.case.draft[i], target, self.accepted, self.emitted,
+                                                              seed=self.seed, offset=self.offset)[0]
+
+    def with_softmax(self, i):
+        logits = self.case.logits[i]
+        return self.verify(i, flashinfer.sampling.softmax(logits.flatten(0, 1), temperature=0.8).view(logits.shape))
+
+    def check(self):
+        """Drafts up to where they are refused, a token, and −1."""
+        for found in (self.alone(0), self.with_softmax(0)):
+            committed = (found >= 0).sum(-1, keepdim=True)
+            at = torch.arange(found.shape[1], device="cuda")
+            assert ((found >= 0) == (at < committed)).all() and (committed > 0).all(), "tokens after the last"
+            assert ((found[:, :-1] == self.case.draft[0]) | (at[:-1] >= committed - 1)).all(), "drafts"
+
+
+class Sampling:
+    """FlashInfer's sampling of every row of a case."""
+
+    def __init__(self, case):
+        self.filters, self.rows = case.filters, [x.flatten(0, 1) for x in case.logits]
+        self.divided = None if case.filters == TOP_P else [x.float() / 0.8 for x in self.rows]
+        each = len(self.rows[0]) // len(case.top_p)
+        self.top_k, self.top_p = case.top_k.repeat_interleave(each), case.top_p.repeat_interleave(each)
+        self.seed, self.offset = noise()
+
+    def __call__(self, i):
+        noise = dict(seed=self.seed, offset=self.offset)
+        if self.filters == TOP_P:
+            p = flashinfer.sampling.softmax(self.rows[i], temperature=0.8)
+            return flashinfer.sampling.top_p_sampling_from_probs(p, self.top_p, **noise)
+        if self.filters:
+            return flashinfer.sampling.top_k_top_p_sampling_from_logits(self.divided[i], self.top_k, self.top_p, **noise)
+        return flashinfer.sampling.sampling_from_logits(self.divided[i], **noise)
+
+    def check(self):
+        """With top-k, tokens are among the likeliest."""
+        found = self(0).long()
+        assert ((found >= 0) & (found < self.rows[0].shape[1])).all(), "tokens"
+        if self.filters == ALL_FILTERS:
+            likeliest = self.rows[0].float().topk(50).values[:, -1]
+            assert (self.rows[0].float().gather(1, found[:, None])[:, 0] >= likeliest).all(), "filters"
+
+
+def noise():
+    """A seed and an offset, in tensors, so that calls can be captured."""
+    return tuple(torch.full((1,), n, dtype=torch.int64, device="cuda") for n in (1234, 0))
 
 
 def points(quick):
@@ -105,11 +163,28 @@ def points(quick):
     return grid + [(tokens, gamma, batch) for tokens in (32000, 151936) for gamma in (0, 5) for batch in (1, 32)]
 
 
+def peers(case, timer):
+    """Times of FlashInfer's calls, and of the softmax before them."""
+    found = {}
+    if case.gamma and not case.filters:
+        chain = Chain(case)
+        chain.check()
+        found.update(chain_graph=timer.graph(chain.alone, case.sets), softmax_chain_graph=timer.graph(chain.with_softmax, case.sets))
+    if not case.has_rows:
+        sampling = Sampling(case)
+        sampling.check()
+        found.update(sampling_graph=timer.graph(sampling, case.sets))
+    return found
+
+
+BESIDE = {NO_FILTERS: ("read", "weigh"), ALL_FILTERS: ("top_k",), TOP_P: ("top_p",)}
+
+
 def measure(session, timer, rows, quick):
     rows.put("peer", flashinfer=flashinfer.__version__ if flashinfer else "none")
     reading = SampleRead() if torch.cuda.get_device_capability() >= (9, 0) else None
     for tokens, gamma, batch in points(quick):
-        for dtype in (torch.bfloat16,) if quick == "goals" else (torch.bfloat16, torch.float32):
+        for dtype in (torch.bfloat16, torch.float32):
             for filters in (NO_FILTERS, ALL_FILTERS, TOP_P):
                 for has_rows in (False, True) if gamma and filters != TOP_P else (False,):
                     size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
@@ -117,21 +192,26 @@ def measure(session, timer, rows, quick):
                     case = Case(session, sets, batch, gamma, tokens, dtype, filters, has_rows)
                     if batch <= 8:
                         case.check()
-                    row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters), draft_rows=has_rows, bytes=size)
-                    ours = case.ours()
+                    form = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters))
+                    row, ours = dict(**form, draft_rows=has_rows, bytes=size), case.ours()
                     row.update(vanward_graph=timer.graph(ours, sets), vanward_cold=timer.cold(ours, sets), copy=timer.copy(size))
                     if quick != "goals":
                         row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
-                    if flashinfer and gamma and not filters:
-                        row.update(flashinfer_event=timer.event(case.chain, sets))
-                    elif flashinfer and not gamma and filters != TOP_P:
-                        row.update(flashinfer_event=timer.event(case.plain, sets))
+                    if flashinfer:
+                        row.update(peers(case, timer))
                     rows.put("sample", **row)
-                    if reading and reading.takes(case.logits[0]) and not filters and not has_rows:
-                        rows.put("floor", batch=batch, gamma=gamma, tokens=tokens, bytes=size, vanward_graph=row["vanward_graph"], **reading.times(case.logits, timer))
-                    if quick == "goals":
-                        rows.put("kernels", batch=batch, filters="+".join(filters), draft_rows=has_rows, timeline=timer.timeline(case.ours(), sets))
-                    del case
+                    if reading and reading.takes(case.logits[0]) and not has_rows:
+                        times = reading.times(case.logits, timer, BESIDE[filters])
+                        rows.put("search" if filters else "floor", **form, bytes=size, vanward_graph=row["vanward_graph"], **times)
+                    if not filters and not has_rows:
+                        case.temperature.zero_()
+                        if batch <= 8:
+                            case.check()
+                        rows.put("greedy", **form, vanward_graph=timer.graph(ours, sets))
+                    if quick == "goals" and dtype == torch.bfloat16 and batch in (1, 128):
+                        case.temperature.fill_(0.8)
+                        rows.put("kernels", batch=batch, filters="+".join(filters), draft_rows=has_rows, timeline=timer.timeline(ours, sets))
+                    del case, ours
 
 
 if __name__ == "__main__":

@@ -1,12 +1,17 @@
-"""What bounds sampling without filters: kernels that read the same bfloat16 logits in the same shape, and leave out the rest.
+"""What bounds sampling: kernels that read the same logits in the same shape, and leave out the rest.
 
-Used by sample.py. Rows are cut into segments of 4096 logits. Where rows are few a cluster of eight CTAs has a row, four segments each, in shared memory; a
-team of two warps has a segment, and every warp tells all CTAs of the cluster what it has found. (Of the fewest rows the library's clusters are of sixteen
-CTAs.) Where rows are many each of the twelve warps of a CTA, one on each multiprocessor, goes through segments of its own by bulk copies of 8 KiB, two at a
-time. Both read what the library reads, by as many CTAs and copies.
+Used by sample.py. Rows are cut into segments of 8 KiB. Where rows are few a cluster of eight CTAs has a row of bfloat16, and one of sixteen a row of float32,
+four segments each, in shared memory; a team of two warps has a segment, and every warp tells all CTAs of the cluster what it has found. (Of the fewest rows
+the library's clusters are of sixteen CTAs, too.) Where rows are many each of the twelve warps of a CTA, one on each multiprocessor, goes through segments of its own
+by bulk copies, two at a time. Both read what the library reads, by as many CTAs and copies.
 
 `read` finds each segment's largest logit. `weigh` also adds up the segment's weights, by the operations that docs/verify-sample.md counts. Nothing is drawn,
 no row is put together from its segments, and no request from its rows: what a call takes beyond them is that, and to read what is asked of each request.
+
+`top_p` and `top_k` have each row in the shared memory of a cluster, however many rows there are. They find its largest logit, and then a bound in two
+turns of 256 bins: how far tokens lie below the largest, to a 2048th of a factor of two in weight. `top_p` weighs each token in the first turn, and those of one bin in
+the second; `top_k` counts them. The exact bound, what it keeps, and the draw are left out. They are no floor: each token is an atomic addition of 64 bits to shared
+memory, which the library does without. A call that takes longer than they do has room.
 """
 
 import ctypes
@@ -16,15 +21,20 @@ import torch
 
 from launch import Module
 
+_SCALE = math.log2(math.e) / 0.8
+
 _SOURCE = rb"""
 using uint = unsigned int;
 using ulong = unsigned long long;
-constexpr uint SEGMENT = 4096, STRIP = 8, WARP = 32, BYTES = SEGMENT * 2, ALL = 0xffffffff;
+#define INFINITY __int_as_float(0x7f800000)
+constexpr uint WARP = 32, BYTES = 8192, UNITS = BYTES / 16, ALL = 0xffffffff;
+struct bf16 { unsigned short bits; };
 
 struct Params {
-    const char *logits;  // [rows, tokens], tokens a multiple of 8
-    uint4 *out;          // of each segment: its largest number, 0, its sum
+    const char *logits;  // [rows, tokens], rows a multiple of 16 bytes
+    uint4 *out;          // of each segment: its largest number, 0, its sum; of a row's first one, where a bound is searched: 0, the bound, what lies above
     float c;             // log2 e / temperature
+    float most;          // a bound is where so many tokens, or so much of their mass, are reached
     uint tokens, segments, rows;
 };
 
@@ -48,20 +58,33 @@ __device__ uint4 load(uint from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
     return x;
 }
-__device__ uint larger(uint a, uint b) {
-    asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
-    return a;
+// The numbers of 16 bytes.
+template <typename T> struct Of;
+template <> struct Of<bf16> {
+    static constexpr uint COUNT = 8, NONE = 0xff80ff80;
+    static __device__ void larger(uint &a, uint b) { asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b)); }
+    static __device__ float number(const uint (&words)[4], uint e) { return __uint_as_float(e % 2 ? words[e / 2] & 0xffff0000 : words[e / 2] << 16); }
+    static __device__ float largest(uint word) { return fmaxf(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)); }
+};
+template <> struct Of<float> {
+    static constexpr uint COUNT = 4, NONE = 0xff800000;
+    static __device__ void larger(uint &a, uint b) { a = __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b))); }
+    static __device__ float number(const uint (&words)[4], uint e) { return __uint_as_float(words[e]); }
+    static __device__ float largest(uint word) { return __uint_as_float(word); }
+};
+template <typename T> constexpr uint SEGMENT = UNITS * Of<T>::COUNT;
+template <typename T> __device__ void larger(uint4 &a, const uint4 &b) {
+    Of<T>::larger(a.x, b.x), Of<T>::larger(a.y, b.y), Of<T>::larger(a.z, b.z), Of<T>::larger(a.w, b.w);
 }
-__device__ void larger(uint4 &a, const uint4 &b) { a = {larger(a.x, b.x), larger(a.y, b.y), larger(a.z, b.z), larger(a.w, b.w)}; }
 __device__ uint key_of(float x) {
     const uint bits = __float_as_uint(x);
     return bits >> 31 ? ~bits : bits | 0x80000000;
 }
 __device__ float number_of(uint key) { return __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
 // The largest number of a warp's strips.
-__device__ float largest(const uint4 &four) {
-    const uint two = larger(larger(four.x, four.y), larger(four.z, four.w));
-    return number_of(__reduce_max_sync(ALL, key_of(fmaxf(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000)))));
+template <typename T> __device__ float largest(uint4 four) {
+    Of<T>::larger(four.x, four.y), Of<T>::larger(four.z, four.w), Of<T>::larger(four.x, four.z);
+    return number_of(__reduce_max_sync(ALL, key_of(Of<T>::largest(four.x))));
 }
 __device__ float weight(float x, float m, float c) {
     const float d = fmaxf(__fmul_rn(__fsub_rn(x, m), c), -100.0f);
@@ -74,25 +97,27 @@ __device__ float weight(float x, float m, float c) {
     p = __fmaf_rn(p, f, 1.0f);
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(whole) << 23));
 }
-// The sum of a strip's weights, in 2^-40.
-__device__ ulong sum(const uint4 &strip, float m, float c) {
-    float w[8];
+// The sum of the weights of 16 bytes, in 2^-40.
+template <typename T> __device__ ulong sum(const uint4 &four, float m, float c) {
+    constexpr uint COUNT = Of<T>::COUNT;
+    const uint words[4] = {four.x, four.y, four.z, four.w};
+    float w[COUNT];
 #pragma unroll
-    for (uint e = 0; e < 8; ++e) {
-        const uint word = e < 2 ? strip.x : e < 4 ? strip.y : e < 6 ? strip.z : strip.w;
-        w[e] = weight(__uint_as_float(e % 2 ? word & 0xffff0000 : word << 16), m, c);
-    }
-    const float all = __fadd_rn(__fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7])));
-    return __float2ull_rz(__fmul_rn(all, 1099511627776.0f));
+    for (uint e = 0; e < COUNT; ++e) w[e] = weight(Of<T>::number(words, e), m, c);
+#pragma unroll
+    for (uint step = 1; step < COUNT; step *= 2)
+#pragma unroll
+        for (uint e = 0; e < COUNT; e += 2 * step) w[e] = __fadd_rn(w[e], w[e + step]);
+    return __float2ull_rz(__fmul_rn(w[0], 1099511627776.0f));
 }
 __device__ ulong warp_sum(ulong x) {
 #pragma unroll
     for (uint step = 1; step < WARP; step *= 2) x += __shfl_xor_sync(ALL, x, step);
     return x;
 }
-// Fills a lane's strip up past the row's end.
-__device__ void fill(uint place) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(place), "r"(0xff80ff80) : "memory");
+// Fills 16 bytes up past the row's end.
+template <typename T> __device__ void fill(uint place) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(place), "r"(Of<T>::NONE) : "memory");
 }
 __device__ void begin() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -102,7 +127,8 @@ extern __shared__ __align__(128) char stages[];
 
 constexpr uint STREAM_WARPS = 12, STAGES = 2;
 
-template <bool WEIGHS> __device__ void stream(const Params &p) {
+template <typename T, bool WEIGHS> __device__ void stream(const Params &p) {
+    constexpr uint SEGMENT = ::SEGMENT<T>, COUNT = Of<T>::COUNT, SIZE = sizeof(T);
     __shared__ ulong barriers[STREAM_WARPS][STAGES];
     const uint lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, number = warp * gridDim.x + blockIdx.x, warps = gridDim.x * STREAM_WARPS;
     const uint at = address(stages) + warp * STAGES * BYTES;
@@ -115,8 +141,8 @@ template <bool WEIGHS> __device__ void stream(const Params &p) {
     const auto ask = [&](uint n, uint turn) {
         if (lane || n >= past) return;
         const ulong &barrier = barriers[warp][turn % STAGES];
-        expect(barrier, tokens_of(n) * 2);
-        copy(at + turn % STAGES * BYTES, p.logits + (ulong(n / p.segments) * p.tokens + n % p.segments * SEGMENT) * 2, tokens_of(n) * 2, barrier);
+        expect(barrier, tokens_of(n) * SIZE);
+        copy(at + turn % STAGES * BYTES, p.logits + (ulong(n / p.segments) * p.tokens + n % p.segments * SEGMENT) * SIZE, tokens_of(n) * SIZE, barrier);
     };
     ask(first, 0);
 #pragma unroll 1
@@ -125,17 +151,17 @@ template <bool WEIGHS> __device__ void stream(const Params &p) {
         wait(barriers[warp][turn % STAGES], turn / STAGES);
         if (turn == 0) ask(n + 1, 1);
         const uint tokens = tokens_of(n);
-        for (uint h = tokens / STRIP / WARP; h < SEGMENT / STRIP / WARP; ++h)
-            if ((h * WARP + lane) * STRIP >= tokens) fill(stage + (h * WARP + lane) * 16);
+        for (uint h = tokens / COUNT / WARP; h < UNITS / WARP; ++h)
+            if ((h * WARP + lane) * COUNT >= tokens) fill<T>(stage + (h * WARP + lane) * 16);
         uint4 best = load(stage + lane * 16);
 #pragma unroll 5
-        for (uint h = 1; h < SEGMENT / STRIP / WARP; ++h) larger(best, load(stage + (h * WARP + lane) * 16));
-        const float m = largest(best);
+        for (uint h = 1; h < UNITS / WARP; ++h) larger<T>(best, load(stage + (h * WARP + lane) * 16));
+        const float m = largest<T>(best);
         ulong found = 0;
         __syncwarp();
         if (WEIGHS) {
 #pragma unroll 2
-            for (uint k = 0; k < SEGMENT / STRIP / WARP; ++k) found += sum(load(stage + (lane * 16 + (k ^ lane % 16)) * 16), m, p.c);
+            for (uint k = 0; k < UNITS / WARP; ++k) found += sum<T>(load(stage + (lane * 16 + (k ^ lane % 16)) * 16), m, p.c);
             found = warp_sum(found);
         }
         if (lane == 0) p.out[n] = {__float_as_uint(m), 0, uint(found), uint(found >> 32)};
@@ -145,9 +171,80 @@ template <bool WEIGHS> __device__ void stream(const Params &p) {
     }
 }
 
-constexpr uint CTAS = 8, TEAMS = 4, THREADS = 256, WARPS = THREADS / WARP, TEAM = WARPS / TEAMS, PART = SEGMENT / TEAM;
+constexpr uint TEAMS = 4, THREADS = 256, WARPS = THREADS / WARP, TEAM = WARPS / TEAMS, PART = UNITS / TEAM, BINS = 256;
+enum What { READS, WEIGHS, BOUNDS_P, BOUNDS_K };
 
-template <bool WEIGHS> __device__ void cluster(const Params &p) {
+// A cluster's shared memory: what is counted of each bin in each of two turns.
+struct Search {
+    ulong bins[2][BINS], warps[WARPS], above;
+    uint digit;
+};
+
+// The bin in which `most` is reached, of all CTAs' bins; `above` is what lies in those before it.
+template <uint CTAS> __device__ void reach(Search &search, uint turn, ulong above, float most, bool is_share) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const uint lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    ulong own = 0;
+#pragma unroll
+    for (uint cta = 0; cta < CTAS; ++cta) {
+        uint there;
+        ulong part;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address(&search.bins[turn][threadIdx.x])), "r"(cta));
+        asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(part) : "r"(there) : "memory");
+        own += part;
+    }
+    ulong past = own;
+#pragma unroll
+    for (uint step = 1; step < WARP; step *= 2) {
+        const ulong before = __shfl_up_sync(ALL, past, step);
+        if (lane >= step) past += before;
+    }
+    if (lane == WARP - 1) search.warps[warp] = past;
+    __syncthreads();
+    ulong all = 0;
+    for (uint w = 0; w < WARPS; ++w) {
+        if (w < warp) past += search.warps[w];
+        all += search.warps[w];
+    }
+    // A share is one of the first turn's sum.
+    if (is_share && turn == 0 && threadIdx.x == 0) search.above = __float2ull_rz(__fmul_rn(float(all), most));
+    __syncthreads();
+    const ulong least = is_share ? search.above : ulong(most);
+    __syncthreads();
+    if (above + past >= least && above + past - own < least) search.digit = threadIdx.x, search.warps[0] = above + past - own;
+    __syncthreads();
+}
+
+// Finds the bound of a row that the cluster has in shared memory: how far it lies below the largest number, in 2048ths of an order of magnitude of weights.
+template <typename T, uint CTAS, bool COUNTS> __device__ void bound(const Params &p, Search &search, uint place, float m, uint row, uint rank) {
+    const uint lane = threadIdx.x % WARP;
+    ulong above = 0;
+    uint high = 0;
+#pragma unroll
+    for (uint turn = 0; turn < 2; ++turn) {
+#pragma unroll 2
+        for (uint k = 0; k < PART / WARP; ++k) {
+            const uint4 four = load(place + (k * WARP + lane) * 16);
+            const uint words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (uint e = 0; e < Of<T>::COUNT; ++e) {
+                const float x = Of<T>::number(words, e), far = fminf(__fmul_rn(__fmul_rn(__fsub_rn(m, x), p.c), 2048.0f), 65535.0f);
+                const uint digits = uint(far);
+                if (turn ? digits / BINS == high : x > -INFINITY)
+                    atomicAdd(&search.bins[turn][turn ? digits % BINS : digits / BINS], COUNTS ? 1 : __float2ull_rz(__fmul_rn(weight(x, m, p.c), 1099511627776.0f)));
+            }
+        }
+        reach<CTAS>(search, turn, above, p.most, !COUNTS);
+        above = search.warps[0];
+        if (turn == 0) high = search.digit;
+    }
+    if (rank == 0 && threadIdx.x == 0) p.out[row * p.segments] = {0, high * BINS + search.digit, uint(above), uint(above >> 32)};
+    // Others may still read this CTA's bins.
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+template <typename T, What WHAT> __device__ void cluster(const Params &p) {
+    constexpr uint SEGMENT = ::SEGMENT<T>, COUNT = Of<T>::COUNT, SIZE = sizeof(T), CTAS = 4 * SIZE;
     __shared__ ulong copied[TEAMS], told;
     __shared__ alignas(16) uint4 parts[CTAS * WARPS];
     __shared__ float numbers[WARPS];
@@ -159,28 +256,28 @@ template <bool WEIGHS> __device__ void cluster(const Params &p) {
     begin();
     const auto tokens_of = [&](uint s) { return s < p.segments ? min(p.tokens - s * SEGMENT, SEGMENT) : 0; };
     if (threadIdx.x < TEAMS) {
-        const uint s = rank * TEAMS + threadIdx.x, bytes = tokens_of(s) * 2;
+        const uint s = rank * TEAMS + threadIdx.x, bytes = tokens_of(s) * SIZE;
         expect(copied[threadIdx.x], bytes);
-        if (bytes) copy(address(stages) + threadIdx.x * BYTES, p.logits + (ulong(row) * p.tokens + s * SEGMENT) * 2, bytes, copied[threadIdx.x]);
+        if (bytes) copy(address(stages) + threadIdx.x * BYTES, p.logits + (ulong(row) * p.tokens + s * SEGMENT) * SIZE, bytes, copied[threadIdx.x]);
     }
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     __syncthreads();
-    const uint s = rank * TEAMS + team, place = address(stages) + team * BYTES + warp % TEAM * PART * 2, tokens = tokens_of(s);
+    const uint s = rank * TEAMS + team, place = address(stages) + team * BYTES + warp % TEAM * PART * 16, tokens = tokens_of(s);
     wait(copied[team], 0);
-    for (uint k = 0; k < PART / STRIP / WARP; ++k)
-        if (warp % TEAM * PART + (k * WARP + lane) * STRIP >= tokens) fill(place + (k * WARP + lane) * 16);
+    for (uint k = 0; k < PART / WARP; ++k)
+        if ((warp % TEAM * PART + k * WARP + lane) * COUNT >= tokens) fill<T>(place + (k * WARP + lane) * 16);
     __syncwarp();
     uint4 best = load(place + lane * 16);
 #pragma unroll
-    for (uint k = 1; k < PART / STRIP / WARP; ++k) larger(best, load(place + (k * WARP + lane) * 16));
-    float m = largest(best);
+    for (uint k = 1; k < PART / WARP; ++k) larger<T>(best, load(place + (k * WARP + lane) * 16));
+    float m = largest<T>(best);
     if (lane == 0) numbers[warp] = m;
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(team + 1), "r"(TEAM * WARP) : "memory");
     m = fmaxf(numbers[team * TEAM], numbers[team * TEAM + 1]);
     ulong found = 0;
-    if (WEIGHS && tokens) {
+    if (WHAT == WEIGHS && tokens) {
 #pragma unroll 2
-        for (uint k = 0; k < PART / STRIP / WARP; ++k) found += sum(load(place + (lane * 8 + (k ^ lane % 8)) * 16), m, p.c);
+        for (uint k = 0; k < PART / WARP; ++k) found += sum<T>(load(place + (lane * 8 + (k ^ lane % 8)) * 16), m, p.c);
         found = warp_sum(found);
     }
     if (lane < CTAS) {
@@ -190,77 +287,121 @@ template <bool WEIGHS> __device__ void cluster(const Params &p) {
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];"
                      ::"r"(there), "r"(__float_as_uint(m)), "r"(0), "r"(uint(found)), "r"(uint(found >> 32)), "r"(arrived) : "memory");
     }
-    wait(told, 0);
-    // Each CTA has been told all, and writes what is its own.
-    const uint own = rank * TEAMS + threadIdx.x;
-    if (threadIdx.x < TEAMS && own < p.segments) {
-        const uint4 a = parts[own * TEAM], b = parts[own * TEAM + 1];
-        const ulong both = (ulong(a.w) << 32 | a.z) + (ulong(b.w) << 32 | b.z);
-        p.out[row * p.segments + own] = {a.x, 0, uint(both), uint(both >> 32)};
+    if constexpr (WHAT == BOUNDS_P || WHAT == BOUNDS_K) {
+        __shared__ Search search;
+        search.bins[0][threadIdx.x] = search.bins[1][threadIdx.x] = 0;
+        wait(told, 0);
+        float all = -INFINITY;
+        for (uint n = lane; n < CTAS * WARPS; n += WARP) all = fmaxf(all, __uint_as_float(parts[n].x));
+        all = number_of(__reduce_max_sync(ALL, key_of(all)));
+        __syncthreads();
+        bound<T, CTAS, WHAT == BOUNDS_K>(p, search, place, all, row, rank);
+    } else {
+        wait(told, 0);
+        // Each CTA has been told all, and writes what is its own.
+        const uint own = rank * TEAMS + threadIdx.x;
+        if (threadIdx.x < TEAMS && own < p.segments) {
+            const uint4 a = parts[own * TEAM], b = parts[own * TEAM + 1];
+            const ulong both = (ulong(a.w) << 32 | a.z) + (ulong(b.w) << 32 | b.z);
+            p.out[row * p.segments + own] = {a.x, 0, uint(both), uint(both >> 32)};
+        }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(STREAM_WARPS * WARP, 1) stream_read(const __grid_constant__ Params p) { stream<false>(p); }
-extern "C" __global__ void __launch_bounds__(STREAM_WARPS * WARP, 1) stream_weigh(const __grid_constant__ Params p) { stream<true>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 5) cluster_read(const __grid_constant__ Params p) { cluster<false>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 5) cluster_weigh(const __grid_constant__ Params p) { cluster<true>(p); }
+#define STREAM(type, what, weighs) \
+    extern "C" __global__ void __launch_bounds__(STREAM_WARPS * WARP, 1) stream_##what##_##type(const __grid_constant__ Params p) { stream<type, weighs>(p); }
+#define CLUSTER(type, what, form) \
+    extern "C" __global__ void __launch_bounds__(THREADS, 5) cluster_##what##_##type(const __grid_constant__ Params p) { cluster<type, form>(p); }
+STREAM(bf16, read, false)
+STREAM(bf16, weigh, true)
+STREAM(float, read, false)
+STREAM(float, weigh, true)
+CLUSTER(bf16, read, READS)
+CLUSTER(bf16, weigh, WEIGHS)
+CLUSTER(bf16, top_p, BOUNDS_P)
+CLUSTER(bf16, top_k, BOUNDS_K)
+CLUSTER(float, read, READS)
+CLUSTER(float, weigh, WEIGHS)
+CLUSTER(float, top_p, BOUNDS_P)
+CLUSTER(float, top_k, BOUNDS_K)
 """
-_SEGMENT = 4096
+_BYTES = 8192  # of a segment
 
 
 class _Params(ctypes.Structure):
-    _fields_ = [("logits", ctypes.c_void_p), ("out", ctypes.c_void_p), ("c", ctypes.c_float)]
+    _fields_ = [("logits", ctypes.c_void_p), ("out", ctypes.c_void_p), ("c", ctypes.c_float), ("most", ctypes.c_float)]
     _fields_ += [(name, ctypes.c_uint) for name in ("tokens", "segments", "rows")]
 
 
 class SampleRead:
     """Needs compute capability 9.0."""
 
-    _SHAPES = {"stream": (12 * 32, 12 * 2 * 8192), "cluster": (256, 4 * 8192)}  # threads of a CTA, bytes of its shared memory
+    _SHAPES = {"stream": (12 * 32, 12 * 2 * _BYTES), "cluster": (256, 4 * _BYTES)}  # threads of a CTA, bytes of its shared memory
+    _TYPES = {torch.bfloat16: "bf16", torch.float32: "float"}
+    _MOST = dict(top_p=0.95, top_k=50)
 
     def __init__(self):
         self._module = Module(_SOURCE)
-        names = [(shape, what) for shape in self._SHAPES for what in ("read", "weigh")]
-        self._kernels = {(shape, what): self._module.kernel(f"{shape}_{what}", self._SHAPES[shape][1]) for shape, what in names}
+        self._kernels = {}
+        for shape, (_, shared) in self._SHAPES.items():
+            for what in ("read", "weigh") + (("top_p", "top_k") if shape == "cluster" else ()):
+                for name in self._TYPES.values():
+                    self._kernels[shape, what, name] = self._module.kernel(f"{shape}_{what}_{name}", shared, has_large_clusters=shape == "cluster")
         self._multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
 
-    @staticmethod
-    def takes(logits):
-        return logits.dtype == torch.bfloat16 and logits.shape[-1] % 8 == 0 and logits.shape[-1] <= 32 * _SEGMENT
+    @classmethod
+    def takes(cls, logits):
+        size = logits.shape[-1] * logits.element_size()
+        return logits.dtype in cls._TYPES and size % 16 == 0 and -(-size // _BYTES) <= 16 * logits.element_size()
 
     def call(self, logits, what):
-        """call(i) for sets of logits [batch, rows, tokens], in the shape that the library takes them in."""
-        tokens = logits[0].shape[-1]
-        rows, segments = logits[0].numel() // tokens, -(-tokens // _SEGMENT)
-        shape = "cluster" if rows * -(-segments // 4) <= 6 * self._multiprocessors else "stream"
+        """call(i) for sets of logits [batch, rows, tokens]: in the shape that the library takes them in, or in clusters where a bound is searched."""
+        tokens, size = logits[0].shape[-1], logits[0].element_size()
+        rows, segments, ctas = logits[0].numel() // tokens, -(-tokens * size // _BYTES), 4 * size
+        is_few = rows * -(-segments // 4) <= 6 * self._multiprocessors
+        shape = "cluster" if is_few or what in self._MOST else "stream"
         threads, shared = self._SHAPES[shape]
-        ctas = rows * 8 if shape == "cluster" else min(self._multiprocessors, -(-rows * segments // 12))
+        grid = rows * ctas if shape == "cluster" else min(self._multiprocessors, -(-rows * segments // 12))
         out = torch.zeros(rows, segments, 4, dtype=torch.int32, device="cuda")
         prepared = []
         for each in logits:
-            params = _Params(each.data_ptr(), out.data_ptr(), math.log2(math.e) / 0.8, tokens, segments, rows)
+            params = _Params(each.data_ptr(), out.data_ptr(), _SCALE, self._MOST.get(what, 0), tokens, segments, rows)
             prepared.append((params, (ctypes.c_void_p * 1)(ctypes.addressof(params))))
-        kernel = self._kernels[shape, what]
+        kernel = self._kernels[shape, what, self._TYPES[logits[0].dtype]]
 
         def call(i):
-            self._module.launch(kernel, (ctas, 1, 1), threads, shared, prepared[i][1], 8 if shape == "cluster" else 0)
+            self._module.launch(kernel, (grid, 1, 1), threads, shared, prepared[i][1], ctas if shape == "cluster" else 0)
 
         call(0)
-        self._check(logits[0].reshape(rows, tokens), out, what)
+        # Some thousand rows in double precision would not fit.
+        check = self._check_bound if what in self._MOST else self._check
+        check(logits[0].reshape(rows, tokens)[:64], out[:64], what)
         return call
 
     @staticmethod
     def _check(logits, out, what):
         rows, segments = out.shape[:2]
-        numbers = torch.full((rows, segments * _SEGMENT), -math.inf, device="cuda")
+        numbers = torch.full((rows, segments * (_BYTES // logits.element_size())), -math.inf, device="cuda")
         numbers[:, : logits.shape[1]] = logits.float()
-        numbers = numbers.view(rows, segments, _SEGMENT)
+        numbers = numbers.view(rows, segments, -1)
         largest = numbers.amax(2)
         assert torch.equal(out[:, :, 0].view(torch.float32), largest), "not the largest logits"
         sums = (numbers.double() - largest[:, :, None]).div_(0.8).exp_().sum(2) if what == "weigh" else torch.zeros_like(largest).double()
         found = out[:, :, 2:].contiguous().view(torch.int64)[:, :, 0].double() / 2**40
         assert torch.allclose(found, sums, rtol=1e-5, atol=0), "not the sums of weights"
 
-    def times(self, logits, timer):
-        """Median microseconds of `read` and of `weigh`."""
-        return {what: timer.graph(self.call(logits, what), len(logits)) for what in ("read", "weigh")}
+    @classmethod
+    def _check_bound(cls, logits, out, what):
+        """So much lies above the bound, and with what lies at it the aim is reached."""
+        far = logits.float().amax(1, keepdim=True) - logits.float()
+        digits = (far * torch.tensor(_SCALE, device="cuda") * 2048).clamp_(max=65535).int()
+        weights = (far.double() / -0.8).exp_() if what == "top_p" else torch.ones_like(far, dtype=torch.float64)
+        bound, aim = out[:, :1, 1], cls._MOST[what] * (weights.sum(1) if what == "top_p" else 1)
+        above, here = ((weights * kept).sum(1) for kept in (digits < bound, digits == bound))
+        found = out[:, :1, 2:].contiguous().view(torch.int64)[:, 0, 0].double() / (2**40 if what == "top_p" else 1)
+        assert torch.allclose(found, above, rtol=1e-5, atol=0), "not what lies above the bound"
+        assert ((above < aim * 1.0001) & (above + here > aim * 0.9999)).all(), "not the bound"
+
+    def times(self, logits, timer, kinds=("read", "weigh")):
+        """Median microseconds of each of these kinds."""
+        return {what: timer.graph(self.call(logits, what), len(logits)) for what in kinds}

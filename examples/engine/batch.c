@@ -44,6 +44,8 @@ static bool complete(batch *b, const batch_options *given, batch_error *error) {
     return batch_fail(error, "max_drafts: %lld; expected %lld to %lld", o->max_drafts, 1, BATCH_MAX_DRAFTS);
   if (o->dense_layers < 0 || o->dense_layers > b->shape.layers)
     return batch_fail(error, "dense_layers: %lld; expected %lld to the model's layers, %lld", o->dense_layers, 0, b->shape.layers);
+  if (!o->host_kv && (o->slots != 0 || o->strategy != VWD_STRATEGY_SERIAL))
+    return batch_fail(error, "slots: %lld, strategy: %lld; both are for host_kv", o->slots, o->strategy, 0);
   b->max_pages = pages_of(o->max_tokens);
   if (o->pages == 0) {
     int64_t bytes = (int64_t)b->shape.layers * PAGE_TOKENS * b->shape.kv_heads * b->shape.head_dim * 2 * (int64_t)sizeof(uint16_t);
@@ -62,15 +64,14 @@ static bool create_decoder(batch *b, batch_error *error) {
   vwd_decoder_options options = VWD_DECODER_OPTIONS_INIT;
   options.layers = (uint32_t)s->layers;
   options.max_rows = (uint32_t)o->rows;
-  options.max_positions = MAX_ROWS;
-  options.max_sequences = 2 * options.max_rows;
+  options.max_positions = (uint32_t)b->store->most_rows;
+  options.max_sequences = 2 * options.max_rows; /* whose drafts are counted */
   options.query_heads = (uint32_t)s->heads;
   options.kv_heads = (uint32_t)s->kv_heads;
   options.key_dim = options.value_dim = (uint32_t)s->head_dim;
   options.dtype_code = FLOAT16 >> 8;
   options.dtype_bits = FLOAT16 & 0xFF;
-  options.page_size = options.block_size = PAGE_TOKENS;
-  options.pages = (uint32_t)o->pages;
+  options.block_size = PAGE_TOKENS;
   options.max_draft = (uint32_t)o->max_drafts;
   options.draft_cost = o->draft_cost;
   vwd_decoder_policy *policies = calloc((size_t)s->layers, sizeof *policies);
@@ -83,13 +84,14 @@ static bool create_decoder(batch *b, batch_error *error) {
                                        .dense_below = (uint32_t)o->dense_below};
   options.policy_count = options.layers;
   options.policies = policies;
-  bool ok = batch_called(vwd_decoder_create(b->session, &options, &b->decoder), "vwd_decoder_create", error);
+  bool ok = b->store->create(b, &options, error);
   free(policies);
   vwd_decoder_details details = VWD_DECODER_DETAILS_INIT;
   ok = ok && batch_called(vwd_decoder_info(b->decoder, &details), "vwd_decoder_info", error);
-  b->draft_lens = details.draft_lens.data;
-  b->acceptance = details.acceptance.data;
-  return ok;
+  if (!ok) return false;
+  b->draft_lens = (const int32_t *)details.draft_lens.data + b->first_drafter;
+  b->acceptance = (const float *)details.acceptance.data + b->first_drafter;
+  return true;
 }
 
 static bool allocate(batch *b) {
@@ -97,10 +99,9 @@ static bool allocate(batch *b) {
   size_t rows = (size_t)o->rows, kv = (size_t)MAX_ROWS * (size_t)(b->shape.kv_heads * b->shape.head_dim);
   b->slots = calloc(rows, sizeof *b->slots);
   b->order = calloc(rows, sizeof *b->order);
-  b->tables = calloc(rows * (size_t)b->max_pages, sizeof *b->tables);
   b->new_k = calloc(kv, sizeof *b->new_k);
   b->new_v = calloc(kv, sizeof *b->new_v);
-  bool ok = b->slots && b->order && b->tables && b->new_k && b->new_v && pages_init(&b->pages, &b->shape, o->pages);
+  bool ok = b->slots && b->order && b->new_k && b->new_v;
   for (int i = 0; ok && i < o->rows; i++) {
     b->slots[i].text = calloc((size_t)o->max_tokens, sizeof(int32_t));
     b->slots[i].table = calloc((size_t)b->max_pages, sizeof(int32_t));
@@ -115,9 +116,10 @@ batch *batch_create(model *m, vwd_session *session, const batch_options *options
   b->model = m;
   b->shape = model_get_shape(m);
   b->session = session;
+  b->store = options->host_kv ? &tiered_store : &paged_store;
   if (complete(b, options, error)) {
-    if (!allocate(b)) batch_fail(error, "out of memory: %lld pages of keys and values", b->o.pages, 0, 0);
-    else if (create_decoder(b, error) && trees_create(b, error)) return b;
+    if (!allocate(b)) batch_fail(error, "out of memory", 0, 0, 0);
+    else if (create_decoder(b, error)) return b;
   }
   batch_free(b);
   return NULL;
@@ -127,11 +129,9 @@ void batch_free(batch *b) {
   if (!b) return;
   for (int i = 0; b->slots && i < b->o.rows; i++) free(b->slots[i].text), free(b->slots[i].table);
   vwd_decoder_release(b->decoder);
-  vwd_compactor_release(b->compactor);
-  pages_free(&b->pages);
+  b->store->release(b);
   free(b->slots);
   free(b->order);
-  free(b->tables);
   free(b->new_k);
   free(b->new_v);
   free(b);
@@ -204,11 +204,6 @@ static bool draft(batch *b) {
 
 int batch_max_events(const batch *b) { return smaller(MAX_ROWS, b->o.rows * (b->o.max_drafts + 1)); }
 
-static void resume(batch *b) {
-  for (int i = 0; i < b->sequences; i++)
-    if (b->slots[b->order[i]].waiting && !batch_enter(b, &b->slots[b->order[i]])) return;
-}
-
 /* Rows of each sequence in the step's pass: one of each that decodes, then drafts, then pieces of prompts. */
 static void plan(batch *b) {
   int rows = 0, decoding = 0, taking_in = 0;
@@ -225,7 +220,7 @@ static void plan(batch *b) {
     sequence *s = &b->slots[b->order[i]];
     if (!is_decoding(s)) continue;
     /* Drafts take pages that are free, and nobody's. */
-    while (s->drafts > 0 && !batch_take_pages(b, s, s->count + s->drafts)) s->drafts--;
+    while (s->drafts > 0 && !b->store->take(b, s, s->count + s->drafts)) s->drafts--;
     s->rows = 1 + s->drafts;
     rows += s->rows;
   }
@@ -233,9 +228,9 @@ static void plan(batch *b) {
   for (int i = 0; i < b->sequences && chunk > 0; i++) {
     sequence *s = &b->slots[b->order[i]];
     if (s->waiting || is_decoding(s)) continue;
-    batch_share(b, s);
+    b->store->share(b, s);
     /* A sparse sequence that was preempted takes its own tokens in as it made them. */
-    s->rows = smaller(chunk, s->count - s->cached);
+    s->rows = smaller(smaller(chunk, b->store->most_rows), s->count - s->cached);
     if (s->how == BATCH_SPARSE) s->rows = s->cached < s->prompt ? smaller(s->rows, s->prompt - s->cached) : 1;
     chunk -= s->rows;
   }
@@ -265,6 +260,8 @@ static void gather(batch *b) {
 
 /* Tells the decoder how drafts fared. */
 static bool accept(batch *b, verification *v) {
+  for (int n = 0; n < v->rows; n++)
+    if (v->sequence[n] >= 0) v->sequence[n] += b->first_drafter;
   vwd_decoder_accept_args args = VWD_DECODER_ACCEPT_ARGS_INIT;
   args.draft = TENSOR(v->draft, INT32, v->rows, v->width);
   args.target = TENSOR(v->target, INT32, v->rows, v->width + 1);
@@ -335,8 +332,9 @@ static void end_finished(batch *b) {
 }
 
 static int step(batch *b, batch_event *events) {
-  resume(b);
+  batch_resume(b);
   plan(b);
+  if (b->broken) return -1;
   if (!draft(b)) return -1;
   gather(b);
   if (b->members == 0) return 0;
@@ -369,7 +367,7 @@ static int step(batch *b, batch_event *events) {
       if (s->places.count > 0) add_places(&looked_up, s, new, written - first, b->o.rows + b->member_slot[n]);
       s->cached = smaller(s->cached, s->count); /* a stop token among the drafts ends the text */
     }
-    batch_publish(b, s);
+    b->store->publish(b, s);
   }
   if (!accept(b, &looked_up)) return -1;
   b->n.steps++;
@@ -389,10 +387,8 @@ int batch_step(batch *b, batch_event *events, int capacity, batch_error *error) 
 
 void batch_count(const batch *b, batch_counters *out) {
   *out = b->n;
-  out->evictions = b->pages.evictions;
   out->sequences = b->sequences;
   out->waiting = batch_waiting(b);
   out->pages = b->o.pages;
-  out->free_pages = pages_available(&b->pages);
-  out->known_pages = b->pages.known_count;
+  b->store->count(b, out);
 }

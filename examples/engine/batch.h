@@ -1,4 +1,4 @@
-/* Decodes several sequences at once: continuous batching over one vwd_decoder and one pool of pages.
+/* Decodes several sequences at once: continuous batching over one vwd_decoder, and one pool of pages or one tiered cache.
  *
  * A sequence is admitted, takes part in steps, and ends by its stop token, by its length, or by cancellation. A step takes
  * in pieces of prompts and decodes tokens in one forward pass of the model. Full pages of 16 tokens stay known after their
@@ -41,7 +41,7 @@ typedef enum {
 typedef struct {
   int rows;       /* sequences at once, 1 to 64; default 8 */
   int max_tokens; /* of one sequence, prompt and answer; default: the model's context */
-  int pages;      /* of the pool, at least those of max_tokens; default: rows · max_tokens, at most 1 GiB of keys and values */
+  int pages;      /* of all sequences, at least those of max_tokens; default: rows · max_tokens, at most 1 GiB of keys and values */
   int chunk;      /* prompt tokens of a step, of all sequences together, 1 to 64; default 64 */
   int max_drafts; /* of a sequence in a step, 1 to BATCH_MAX_DRAFTS; default 8. Of a tree: its nodes beside the root */
   /* What drafts cost, as a part of the time of a dense pass of one position: a sparse step and a position more to verify; a
@@ -53,6 +53,10 @@ typedef struct {
   int init_blocks, local_blocks; /* forced: the first and the last ones; default 1 and 2 */
   int dense_below;               /* shorter sequences attend densely */
   int dense_layers;
+  /* Keys and values in host memory, `pages` of them in a vwd_kv_cache, and in slots of device memory what sparse steps read. */
+  bool host_kv;
+  int slots; /* tokens of a layer that there are slots for; default an eighth of the pages', or what a step of all rows reads at once */
+  uint32_t strategy; /* how sparse steps attend: VWD_STRATEGY_SERIAL, or with host_kv ASYNC_TLS or VANWARD, which has SERIAL's text */
 } batch_options;
 
 /* How tokens are drawn from the model's logits, by vwd_verify_sample. All zero is greedy decoding. */
@@ -98,6 +102,8 @@ typedef struct {
   /* Bytes of keys and values that attention read beyond prompts, of summaries that selection read, and what dense steps of
    * one token would have read for the same text. */
   int64_t kv_bytes, index_bytes, dense_bytes;
+  /* With host_kv: blocks of lists that were in slots when they were asked for, and those that were not; bytes that were copied to slots. */
+  int64_t slot_hits, slot_misses, fetched_bytes;
   /* Now. */
   int sequences, waiting;      /* admitted; of these, preempted */
   int pages, free_pages;       /* of the pool; free ones, and known ones that no sequence uses */

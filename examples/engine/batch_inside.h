@@ -9,12 +9,13 @@
 #include "draws.h"
 #include "lookup.h"
 #include "pages.h"
+#include "store.h"
 #include "view.h"
 
 _Static_assert((int)BATCH_PAGE == (int)PAGE_TOKENS, "one size of pages");
 _Static_assert((int)BATCH_MAX_DRAFTS + 1 == (int)LOOKUP_NODES, "one size of trees");
 
-typedef struct {
+struct sequence {
   int64_t id; /* 0: the slot is free */
   batch_how how;
   batch_sampling sampling;
@@ -23,8 +24,10 @@ typedef struct {
   int32_t *text;            /* [max_tokens] */
   int prompt, count, limit; /* tokens of the prompt; of the text so far; of the text at its longest */
   bool waiting;             /* preempted: it has no pages */
-  int32_t *table;           /* [max_pages] */
+  int32_t *table;           /* [max_pages], where keys and values are in pages */
   int pages, known;         /* pages that it uses, and how many of them, from the first on, are known ones */
+  int number;               /* of its sequence in the tiered cache, where they are there */
+  bool is_new;              /* in that cache: no sparse step has been made since it was begun */
   int cached;               /* tokens whose keys and values are in the pages */
   int unsummarised;         /* the first token of shared pages whose summaries are yet to be made; INT32_MAX: none */
   /* This step's: */
@@ -34,29 +37,37 @@ typedef struct {
   bool by_self;                          /* sparse steps draft */
   occurrences places;                    /* what a tree was made of, whether it is drafted or not */
   int32_t parents[BATCH_MAX_DRAFTS + 1];                    /* of its nodes: node 0 is the last token, node n draft n − 1 */
-} sequence;
+};
 
 /* Rows of a pass that are alike: one vwd_decoder_step, whose tensors are plain views of the model's buffers. */
-typedef struct {
+struct group {
   uint32_t mode;
   bool trees; /* the positions of a member are the nodes of a tree */
   int positions, batch;
   int first, first_member; /* the first row of the pass, and the first member */
   int shortest;
-} group;
+};
 
 struct batch {
   model *model;
   model_shape shape;
   vwd_session *session;
   vwd_decoder *decoder;
-  vwd_compactor *compactor; /* over keys and values of all layers */
+  const store *store;
   /* [2 · rows]: of each slot's drafts by sparse steps, then of its drafts by lookup. */
   const int32_t *draft_lens;
   const float *acceptance;
+  int first_drafter; /* the number of the first of these in the decoder */
   batch_options o;
+  int max_pages; /* of a sequence */
+  /* Where keys and values are in pages: */
   pages pages;
-  int max_pages;
+  vwd_compactor *compactor; /* over keys and values of all layers */
+  int32_t *tables;          /* [rows, max_pages], of the members of the pass */
+  /* Where they are in a tiered cache: */
+  struct tiered *tiered;
+  int32_t numbers[MAX_ROWS]; /* of the members of the pass */
+
   sequence *slots; /* [rows] */
   int *order;      /* [sequences]: slots, the oldest sequence first */
   int sequences;
@@ -70,7 +81,6 @@ struct batch {
   group groups[MAX_ROWS];
   int group_count, members;
   int member_slot[MAX_ROWS]; /* the sequences of the pass, one group after the other */
-  int32_t *tables;           /* [members, max_pages] */
   int32_t seq_lens[MAX_ROWS], begins[MAX_ROWS];
   int32_t roots[MAX_ROWS];   /* [members] positions of the first row of each */
   int32_t parents[MAX_ROWS]; /* of the rows that are nodes of trees */
@@ -83,8 +93,19 @@ static inline int smaller(int a, int b) { return a < b ? a : b; }
 
 static inline int pages_of(int64_t tokens) { return (int)((tokens + PAGE_TOKENS - 1) / PAGE_TOKENS); }
 
+/* Blocks of a list. */
+static inline int list_blocks(const batch *b) {
+  const int forced = b->o.init_blocks + b->o.local_blocks;
+  return b->o.k > forced ? b->o.k : forced;
+}
+
 /* A token to decode, and nothing else to compute before it. */
 static inline bool is_decoding(const sequence *s) { return !s->waiting && s->cached == s->count - 1; }
+
+/* Tokens that may be shared: not the last one, whose logits are wanted, nor those that sparse steps computed. */
+static inline int shareable(const sequence *s) {
+  return s->how == BATCH_SPARSE && s->count > s->prompt ? s->prompt : s->count - 1;
+}
 
 /* False, with the words in error. */
 bool batch_fail(batch_error *error, const char *format, long long found, long long least, long long most);
@@ -96,20 +117,14 @@ static inline bool is_tree(const sequence *s) {
   return (s->how == BATCH_LOOKUP_TREE || s->how == BATCH_SELF_LOOKUP) && !s->by_self && s->drafts > 0;
 }
 
-/* --- sequences.c: the pages of sequences --- */
+/* --- sequences.c: sequences come and go --- */
 
 int batch_waiting(const batch *b);
-/* Shares known pages in place of those that are yet to be filled, such as another sequence has filled since. */
-void batch_share(batch *b, sequence *s);
-/* Pages for the text so far: known ones, a copy of what is known of the page behind them, and new ones. False, and nothing
- * changed, where that leaves less than a page for each sequence that runs: one of them would soon have to give its own back. */
-bool batch_enter(batch *b, sequence *s);
-bool batch_take_pages(batch *b, sequence *s, int64_t tokens);
+/* Sequences that wait go on, the oldest first, as far as there is room. */
+void batch_resume(batch *b);
 /* Pages for more tokens of the sequence at a place in the order; those of the youngest are given back for it. False if that
  * is the sequence itself, which then waits. */
 bool batch_make_room(batch *b, int place, int64_t tokens);
-/* Full pages become known, those of sparse steps aside. */
-void batch_publish(batch *b, sequence *s);
 /* Ends the sequence at a place in the order. */
 void batch_end(batch *b, int place);
 
@@ -119,8 +134,6 @@ void pass_start(batch *b);
 /* Adds the tokens first … first + count − 1 of a sequence's text, its drafts behind it. Members that are alike follow one another. */
 void pass_add(batch *b, int slot, uint32_t mode, int first, int count);
 void pass_want(batch *b, int row);
-/* Pages of a group's members. */
-vwd_tensor pass_table(const batch *b, const group *g);
 /* Logits of the wanted rows; NULL on failure, which is in b->error. */
 const float *pass_run(batch *b);
 /* Sequences of no more tokens attend densely in any mode. */
@@ -130,8 +143,6 @@ int64_t token_bytes(const batch *b);
 
 /* --- trees.c: draft trees --- */
 
-/* Makes what moves accepted rows. */
-bool trees_create(batch *b, batch_error *error);
 /* Drafts a tree of at most so many nodes beside the root. The tokens that it promises in the time of a pass without drafts. */
 float trees_plan(batch *b, int slot, int most);
 /* Walks the trees of a group by the logits of its rows, fills in what they commit, and moves the keys and values of accepted nodes

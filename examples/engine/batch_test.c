@@ -111,9 +111,10 @@ static bool admit(batch *b, request *r, int max_new) {
   return answer == BATCH_ADMITTED;
 }
 
-/* What a request gives in a batch of its own. */
-static void run_alone(model *m, vwd_session *session, request *r, batch_how how) {
-  batch *b = create(m, session, (batch_options){.rows = 1});
+/* What a request gives in a batch of its own, whose keys and values are in pages unless the options say otherwise. */
+static void run_alone_by(model *m, vwd_session *session, request *r, batch_how how, batch_options options) {
+  options.rows = 1;
+  batch *b = create(m, session, options);
   batch_event events[64];
   batch_error error;
   const batch_how asked = r->how;
@@ -127,6 +128,10 @@ static void run_alone(model *m, vwd_session *session, request *r, batch_how how)
     for (int i = 0; i < count; i++) r->tokens[r->count++] = events[i].token, running = events[i].finish == BATCH_RUNNING;
   }
   batch_free(b);
+}
+
+static void run_alone(model *m, vwd_session *session, request *r, batch_how how) {
+  run_alone_by(m, session, r, how, (batch_options){0});
 }
 
 /* Texts of the vocabulary's printable bytes; most begin as an earlier one does, some with all that it gave. */
@@ -176,8 +181,8 @@ static void run_together(model *m, vwd_session *session, request *all, batch_opt
 }
 
 /* Tokens that a prompt shares which continues what a sequence gave in the same batch. */
-static int64_t shared_with(model *m, vwd_session *session, batch_how how) {
-  batch *b = create(m, session, (batch_options){.rows = 1});
+static int64_t shared_with(model *m, vwd_session *session, batch_how how, bool host_kv) {
+  batch *b = create(m, session, (batch_options){.rows = 1, .host_kv = host_kv});
   batch_event events[64];
   batch_error error;
   batch_counters n = {0};
@@ -199,13 +204,14 @@ static int64_t shared_with(model *m, vwd_session *session, batch_how how) {
 
 /* Texts that often go on otherwise than they did before, drafted by trees, and then continued by sparse steps, which read the summaries of
  * what was moved. */
-static void check_trees(model *m, vwd_session *session) {
+static void check_trees(model *m, vwd_session *session, bool host_kv) {
   enum { TEXTS = 12, SYMBOLS = 5 };
   static request trees[TEXTS], sparse[TEXTS];
+  state = 2026; /* in these texts one summary of nodes that moved makes another token, in pages as well as on the cache */
   batch_event events[64];
   batch_error error = {""};
   batch_counters n;
-  batch *b = create(m, session, (batch_options){.rows = 4, .max_drafts = 15, .position_cost = 0.01f});
+  batch *b = create(m, session, (batch_options){.rows = 4, .max_drafts = 15, .position_cost = 0.01f, .pages = 300, .host_kv = host_kv});
   for (int i = 0; i < TEXTS; i++) {
     request *r = &trees[i];
     *r = (request){.prompt = 150 + 4 * i, .how = BATCH_LOOKUP_TREE, .stop = -1, .ok = true};
@@ -273,6 +279,28 @@ static void check_refusals(model *m, vwd_session *session) {
   expect(named, "values out of range are refused by name");
 }
 
+/* What a batch cannot do is said before anything runs. */
+static void check_options(model *m, vwd_session *session) {
+  const struct {
+    batch_options options;
+    const char *says;
+  } bad[] = {{{.strategy = VWD_STRATEGY_VANWARD}, "strategy"},
+             {{.slots = 1024}, "slots"},
+             {{.host_kv = true, .strategy = VWD_STRATEGY_SPARDA}, "strategy: SPARDA"},
+             {{.host_kv = true, .strategy = VWD_STRATEGY_PRR}, "strategy: 1"},
+             {{.host_kv = true, .strategy = VWD_STRATEGY_ASYNC_TLS, .dense_below = 100}, "dense_below: 100"},
+             {{.host_kv = true, .rows = 2, .k = 6, .slots = 191}, "slots: room for 191 tokens; expected at least 192"},
+             {{.host_kv = true, .max_tokens = MAX_TOKENS, .pages = 31}, "pages: 31"}};
+  bool named = true;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    batch_error error = {""};
+    batch *b = batch_create(m, session, &bad[i].options, &error);
+    named = named && !b && strstr(error.text, bad[i].says);
+    batch_free(b);
+  }
+  expect(named, "so are options that contradict each other, or leave too little room");
+}
+
 int main(void) {
   static request all[REQUESTS];
   size_t size;
@@ -302,21 +330,35 @@ int main(void) {
   expect(drafted, "drafts change nothing in the text");
   check_seeds(m, session, &all[BATCH_HOWS]);
   check_refusals(m, session);
-  check_trees(m, session);
+  check_trees(m, session, false);
+  check_trees(m, session, true);
+  check_options(m, session);
   for (int i = 0; i < REQUESTS; i += 3) all[i].stop = all[i].tokens[all[i].prompt + 20]; /* ends there, or where it first came */
   for (int i = 0; i < REQUESTS; i += 3) run_alone(m, session, &all[i], all[i].how);
 
-  expect(shared_with(m, session, BATCH_SELF) >= 256, "a prompt shares the full pages of a text that it continues");
-  expect(shared_with(m, session, BATCH_SPARSE) == 192, "though not keys and values of sparse steps");
+  for (int host_kv = 0; host_kv < 2; host_kv++) {
+    expect(shared_with(m, session, BATCH_SELF, host_kv) >= 256, "a prompt shares the full pages of a text that it continues");
+    expect(shared_with(m, session, BATCH_SPARSE, host_kv) == 192, "though not keys and values of sparse steps");
+  }
 
   batch_counters n;
   const batch_options ways[] = {{.rows = 6},
                                 {.rows = 6, .pages = 70, .chunk = 13},
                                 {.rows = 16, .pages = 45, .max_drafts = 15},
+                                {.rows = 6, .host_kv = true, .slots = 6 * 6 * BATCH_PAGE},
+                                {.rows = 16, .host_kv = true, .pages = 40, .max_drafts = 15},
+                                {.rows = 6, .host_kv = true, .pages = 70, .chunk = 13, .strategy = VWD_STRATEGY_VANWARD},
+                                {.rows = 8, .host_kv = true, .pages = 40, .strategy = VWD_STRATEGY_ASYNC_TLS},
                                 {.rows = 5, .method = VWD_SELECT_MINMAX, .pages = 64}};
   for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+    /* The SPARSE texts of ASYNC_TLS are its own. They do not depend on the slots. */
+    if (ways[w].strategy == VWD_STRATEGY_ASYNC_TLS) {
+      const batch_options own = {.host_kv = true, .strategy = VWD_STRATEGY_ASYNC_TLS, .slots = 2 * MAX_TOKENS};
+      for (int i = 0; i < REQUESTS; i++)
+        if (all[i].how == BATCH_SPARSE) run_alone_by(m, session, &all[i], BATCH_SPARSE, own);
+    }
     /* A SPARSE text depends on the method. */
-    if (w == 3)
+    if (ways[w].method == VWD_SELECT_MINMAX)
       for (int i = 0; i < REQUESTS; i++)
         if (all[i].how == BATCH_SPARSE) all[i].how = BATCH_SELF, run_alone(m, session, &all[i], BATCH_DENSE);
     run_together(m, session, all, ways[w], &n);
@@ -324,13 +366,14 @@ int main(void) {
     for (int i = 0; i < REQUESTS; i++) wrong += !all[i].ok || (!all[i].done && !all[i].cancelled);
     char what[300];
     snprintf(what, sizeof what,
-             "%d sequences, %d at once, have the text that they have alone (%lld steps, %lld preemptions, %lld tokens shared, %lld "
+             "%d sequences, %d at once, have the text that they have alone%s (%lld steps, %lld preemptions, %lld tokens shared, %lld "
              "known pages forgotten,\n        %lld drafts, %lld accepted; by sparse steps %lld, %lld)",
-             REQUESTS, ways[w].rows, (long long)n.steps, (long long)n.preemptions, (long long)n.shared_tokens,
+             REQUESTS, ways[w].rows, ways[w].host_kv ? ", now from host memory" : "", (long long)n.steps, (long long)n.preemptions, (long long)n.shared_tokens,
              (long long)n.evictions, (long long)n.drafted, (long long)n.accepted, (long long)n.self_drafted, (long long)n.self_accepted);
     expect(wrong == 0, what);
     expect(n.free_pages == n.pages, "and give all pages back");
-    if (w == 2) expect(n.preemptions > 0 && n.evictions > 0 && n.shared_tokens > 0, "where pages ran out, and were shared");
+    if (ways[w].host_kv) expect(n.slot_misses > 0 && n.fetched_bytes > 0 && n.slot_hits > n.slot_misses, "though slots have few of the blocks");
+    if (ways[w].pages == 40 || ways[w].pages == 45) expect(n.preemptions > 0 && n.evictions > 0 && n.shared_tokens > 0, "where pages ran out, and were shared");
     expect(n.self_drafted > n.self_accepted && n.self_accepted > 0, "though some drafts were refused");
   }
 

@@ -32,6 +32,9 @@ static batch_counters since(const batch *b, const batch_counters *before) {
   n.kv_bytes -= before->kv_bytes;
   n.index_bytes -= before->index_bytes;
   n.dense_bytes -= before->dense_bytes;
+  n.slot_hits -= before->slot_hits;
+  n.slot_misses -= before->slot_misses;
+  n.fetched_bytes -= before->fetched_bytes;
   return n;
 }
 

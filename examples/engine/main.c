@@ -47,6 +47,12 @@ static const mode_name names[STRATEGIES] = {
     [FORECAST] = {"forecast", "sparse, guessed: Forecast"},
 };
 
+/* How sparse steps of the batch attend with --host-kv. */
+static const struct {
+  const char *name;
+  uint32_t strategy;
+} strategies[] = {{"serial", VWD_STRATEGY_SERIAL}, {"async-tls", VWD_STRATEGY_ASYNC_TLS}, {"sparda", VWD_STRATEGY_SPARDA}, {"vanward", VWD_STRATEGY_VANWARD}};
+
 enum { PIECES = 20 }; /* of the text that --check-self reads */
 static const float ratios[RATIOS] = {1.0f, 1.25f, 1.5f};
 
@@ -100,6 +106,9 @@ static void usage(FILE *out) {
           "  --threads N    1 to 256; default: as many as there are processors\n"
           "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 32 for drafts, 64 for single calls\n"
           "  --kv TYPE      f16, or int4: single calls keep whole pages in INT4; default f16\n"
+          "  --host-kv      keys and values in host memory, and in slots what sparse steps read; of what the batch decodes\n"
+          "  --slots N      with --host-kv: tokens of a layer that there are slots for; default an eighth of all\n"
+          "  --strategy S   with --host-kv: serial, async-tls, or vanward, which fetches what it predicts; default serial\n"
           "  --temperature T  sample; default 0: the likeliest token. These five are of what the batch decodes, --calls is greedy\n"
           "  --top-p P      draw from the fewest likeliest tokens that have this part of the mass, 0 to 1; 0 and 1: from all\n"
           "  --top-k K      draw from so many likeliest tokens; 0: from all\n"
@@ -167,6 +176,13 @@ static bool kv_type(const char *text, bool *int4) {
   return false;
 }
 
+static bool find_strategy(const char *name, uint32_t *out) {
+  for (size_t i = 0; i < sizeof strategies / sizeof *strategies; i++)
+    if (strcmp(name, strategies[i].name) == 0) return *out = strategies[i].strategy, true;
+  fprintf(stderr, "--strategy: \"%s\"; expected serial, async-tls or vanward\n", name);
+  return false;
+}
+
 static bool set(options *o, const char *option, const char *value, int *k) {
   if (strcmp(option, "--model") == 0) return (o->model = value) != NULL;
   if (strcmp(option, "--trace") == 0) return (o->trace = value) != NULL;
@@ -179,6 +195,8 @@ static bool set(options *o, const char *option, const char *value, int *k) {
   if (strcmp(option, "--top-k") == 0) return number(option, value, 0, 1 << 20, &o->sampling.top_k);
   if (strcmp(option, "--min-p") == 0) return real(option, value, 1, &o->sampling.min_p);
   if (strcmp(option, "--seed") == 0) return seed(option, value, &o->sampling.seed);
+  if (strcmp(option, "--slots") == 0) return number(option, value, 1, 1 << 30, &o->batch.slots);
+  if (strcmp(option, "--strategy") == 0) return find_strategy(value, &o->batch.strategy);
   if (strcmp(option, "--kv") == 0) return kv_type(value, &o->int4);
   if (strcmp(option, "--mode") == 0 && find_mode(value, o)) return true;
   fprintf(stderr, "%s %s: unknown\n", option, value);
@@ -196,6 +214,7 @@ static bool parse(int count, char **words, options *o) {
     else if (strcmp(words[i], "--check-self") == 0) o->check = true;
     else if (strcmp(words[i], "--drafts") == 0) o->drafts = true;
     else if (strcmp(words[i], "--calls") == 0) o->calls = true;
+    else if (strcmp(words[i], "--host-kv") == 0) o->batch.host_kv = true;
     else if (i + 1 == count) return fprintf(stderr, "%s: unknown, or without its value\n", words[i]), false;
     else if (!set(o, words[i], words[i + 1], &k)) return false;
     else i++;
@@ -203,14 +222,19 @@ static bool parse(int count, char **words, options *o) {
   if (!o->model == !o->tiny) return fprintf(stderr, "expected either --model or --tiny\n"), false;
   if (o->int4 && (o->how >= 0 || o->accuracy || o->loss || o->trace || o->check || o->drafts || (!o->calls && o->only < 0)))
     return fprintf(stderr, "--kv int4 is for --calls and its modes; vwd_decoder, which decodes the others, keeps keys as they are\n"), false;
+  if (o->batch.host_kv && (o->calls || o->only >= 0 || o->int4 || o->accuracy || o->loss || o->trace))
+    return fprintf(stderr, "--host-kv is for what the batch decodes: --drafts, its modes and --check-self\n"), false;
+  if (!o->batch.host_kv && (o->batch.slots != 0 || o->batch.strategy != VWD_STRATEGY_SERIAL))
+    return fprintf(stderr, "--slots and --strategy are for --host-kv\n"), false;
   if (o->loss && (o->how >= 0 || (o->only >= 0 && o->only != BY_AXIS && o->only != WITH_TAIL && o->only != FORESEEN_TAIL)))
     return fprintf(stderr, "--loss takes the modes axis, tail and foreseen-tail\n"), false;
   if (o->int4 && o->only == TWO_LEVEL)
     return fprintf(stderr, "--kv int4: lists of tokens need keys and values of 16 bits; two-level is made of them\n"), false;
   if (o->threads == 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   if (o->tokens == 0) o->tokens = o->check ? 500 : 128;
-  if (!o->drafts && !o->calls) o->drafts = o->calls = true;
-  o->batch = (batch_options){.rows = o->check ? 6 : 1, .k = k > 0 ? k : o->tiny ? 16 : 32};
+  if (!o->drafts && !o->calls) o->drafts = true, o->calls = !o->batch.host_kv;
+  o->batch.rows = o->check ? 6 : 1;
+  o->batch.k = k > 0 ? k : o->tiny ? 16 : 32;
   if (k == 0) k = o->tiny ? 16 : 64; /* the first block and the last are always among them */
   int local = k < 16 ? 1 : k / 8;
   o->select = (selection){.k = k,
@@ -479,6 +503,13 @@ static bool check_drafting(const program *p) {
   return all;
 }
 
+static void print_slots(const options *o, const batch_counters *n) {
+  if (!o->batch.host_kv) return;
+  const double lists = (double)(n->slot_hits + n->slot_misses);
+  printf("Keys and values are in host memory: %.1f%% of the blocks that were asked for were in no slot, and %.1f MB were copied to slots.\n",
+         lists > 0 ? 100 * (double)n->slot_misses / lists : 0, 1e-6 * (double)n->fetched_bytes);
+}
+
 static bool run_drafts(program *p, const options *o) {
   double seconds = 0;
   printf("One sequence by vwd_decoder: a prompt of %d tokens, continued by up to %d in %d ways. Sparse steps read %d blocks of %d "
@@ -492,6 +523,7 @@ static bool run_drafts(program *p, const options *o) {
   for (int i = 0; i < (o->how >= 0 ? 1 : 2); i++)
     print_text(p, o, hows[shown[i]].title, p->drafted[shown[i]].tokens, p->drafted[shown[i]].count);
   printf("The prompt was taken in in %.1f s.\n", seconds);
+  print_slots(o, &p->drafted[o->how >= 0 ? o->how : BATCH_SPARSE].n);
   if (o->how >= 0) return printf("%.1f tokens a second.\n", speed(&p->drafted[o->how])), true;
   print_drafting(p);
   return check_drafting(p);
@@ -510,6 +542,7 @@ static bool run_check(program *p, const options *o) {
          "accepted tokens were not on the first.\n",
          (long long)n->steps, (long long)n->drafted, (long long)n->accepted, (long long)n->self_drafted, (long long)n->self_accepted,
          (long long)n->branched, (long long)n->off_first);
+  print_slots(o, n);
   printf("%s  drafts give dense decoding's tokens: %d of %d texts, %d tokens of each way\n", c.different ? "BROKEN" : "holds ",
          CHECKED_WAYS * c.texts - c.different, CHECKED_WAYS * c.texts, c.tokens);
   return c.different == 0;

@@ -4,22 +4,12 @@
 #include "batch_inside.h"
 #include "linear.h"
 
-/* Blocks of a list. */
-static int list_blocks(const batch *b) {
-  const int forced = b->o.init_blocks + b->o.local_blocks;
-  return b->o.k > forced ? b->o.k : forced;
-}
-
 int always_dense(const batch *b) {
   const int covered = list_blocks(b) * PAGE_TOKENS;
   return covered > b->o.dense_below - 1 ? covered : b->o.dense_below - 1;
 }
 
 /* --- A pass through the model --- */
-
-vwd_tensor pass_table(const batch *b, const group *g) {
-  return TENSOR(b->tables + (size_t)g->first_member * (size_t)b->max_pages, INT32, g->batch, b->max_pages);
-}
 
 static bool attend(void *context, const attention_call *call) {
   batch *b = context;
@@ -35,17 +25,15 @@ static bool attend(void *context, const attention_call *call) {
       step.mode = g->mode;
       step.positions = (uint32_t)positions;
       step.shortest = (uint32_t)g->shortest;
-      step.page_table = pass_table(b, g);
+      b->store->place(b, g, &step);
       step.seq_lens = TENSOR(b->seq_lens + g->first_member, INT32, rows);
       step.begin = TENSOR(b->begins + g->first_member, INT32, rows);
       if (g->trees) step.tree = TENSOR(b->masks + g->first, UINT32, rows, positions, 1);
       if (!batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error)) return false;
     }
-    const size_t layer = pages_layer(&b->pages, call->layer);
     vwd_decoder_attend_args args = VWD_DECODER_ATTEND_ARGS_INIT;
     args.layer = (uint32_t)call->layer;
-    args.k = TENSOR(b->pages.k + layer, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
-    args.v = TENSOR(b->pages.v + layer, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
+    b->store->place_layer(b, call->layer, &args);
     args.new_k = TENSOR(b->new_k + kv, FLOAT16, rows, positions, s->kv_heads, s->head_dim);
     args.new_v = TENSOR(b->new_v + kv, FLOAT16, rows, positions, s->kv_heads, s->head_dim);
     args.q = TENSOR(call->q + q, FLOAT32, rows, positions, s->heads, s->head_dim);
@@ -90,17 +78,6 @@ static void count_bytes(batch *b, uint32_t mode, int tokens) {
 
 void pass_start(batch *b) { b->rows = b->wanted_count = b->group_count = b->members = 0; }
 
-/* The first token whose summaries a member makes: of its own pages, and of those that it shares with whoever wrote them
- * elsewhere, unless another member has made them. */
-static int summarise_from(batch *b, sequence *s, int first, int count) {
-  int begin = smaller(first, s->unsummarised);
-  while (begin < first && b->pages.page[s->table[begin / PAGE_TOKENS]].summarised == b) begin += PAGE_TOKENS;
-  if (begin > first) begin = first;
-  for (int p = begin / PAGE_TOKENS; p <= (first + count - 1) / PAGE_TOKENS; p++) b->pages.page[s->table[p]].summarised = b;
-  s->unsummarised = INT32_MAX;
-  return begin;
-}
-
 void pass_add(batch *b, int slot, uint32_t mode, int first, int count) {
   sequence *s = &b->slots[slot];
   group *g = b->group_count > 0 ? &b->groups[b->group_count - 1] : NULL;
@@ -112,12 +89,9 @@ void pass_add(batch *b, int slot, uint32_t mode, int first, int count) {
   }
   g->batch++;
   if (is_decoding(s)) count_bytes(b, mode, first + count);
-  int32_t *table = b->tables + (size_t)n * (size_t)b->max_pages;
-  memcpy(table, s->table, (size_t)s->pages * sizeof *table);
-  for (int p = s->pages; p < b->max_pages; p++) table[p] = -1;
   b->seq_lens[n] = first + count;
   if (first + count < g->shortest) g->shortest = first + count;
-  b->begins[n] = summarise_from(b, s, first, count);
+  b->begins[n] = b->store->add(b, s, n, mode, first, count);
   b->roots[n] = first;
   b->member_slot[n] = slot;
   for (int i = 0; i < count; i++, b->rows++) {

@@ -7,23 +7,6 @@
  * tile, written as a node and moved to where the text has it (docs/trees.md). */
 enum { TILE = 64 };
 
-bool trees_create(batch *b, batch_error *error) {
-  const model_shape *s = &b->shape;
-  vwd_tensor *caches = calloc(2 * (size_t)s->layers, sizeof *caches);
-  if (!caches) return batch_fail(error, "out of memory", 0, 0, 0);
-  for (int l = 0; l < s->layers; l++) {
-    const size_t layer = pages_layer(&b->pages, l);
-    caches[2 * l] = TENSOR(b->pages.k + layer, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
-    caches[2 * l + 1] = TENSOR(b->pages.v + layer, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
-  }
-  vwd_compactor_options options = VWD_COMPACTOR_OPTIONS_INIT;
-  options.cache_count = 2 * (uint32_t)s->layers;
-  options.caches = caches;
-  const bool ok = batch_called(vwd_compactor_create(b->session, &options, &b->compactor), "vwd_compactor_create", error);
-  free(caches);
-  return ok;
-}
-
 float trees_plan(batch *b, int slot, int most) {
   sequence *s = &b->slots[slot];
   float rate;
@@ -72,20 +55,13 @@ bool trees_verify(batch *b, const group *g, const float *logits, draws *d, int w
   verify.path = TENSOR(path, INT32, batch, width + 1);
   if (!batch_called(vwd_verify_tree(b->session, &verify, NULL), "vwd_verify_tree", &b->error)) return false;
 
-  vwd_compact_args compact = VWD_COMPACT_ARGS_INIT;
-  compact.page_table = pass_table(b, g);
-  compact.bases = TENSOR(b->roots + first, INT32, batch);
-  compact.path = verify.path;
-  compact.accepted = verify.accepted;
-  if (!batch_called(vwd_compact(b->compactor, &compact, NULL), "vwd_compact", &b->error)) return false;
+  if (!b->store->compact(b, g, verify.path, verify.accepted)) return false;
 
   for (int n = 0; n < batch; n++) {
     sequence *s = &b->slots[b->member_slot[first + n]];
     b->n.branched += is_branched(s);
     b->n.off_first += off_first(s, path + n * (width + 1), d->accepted[first + n]);
-    /* Summaries were made of all nodes: the next step makes them again, of what was accepted, or whoever shares these pages. */
-    s->unsummarised = smaller(s->unsummarised, s->cached);
-    for (int p = s->cached / PAGE_TOKENS; p < s->pages; p++) b->pages.page[s->table[p]].summarised = NULL;
+    b->store->moved(b, s); /* the next step makes them again, of what was accepted */
   }
   return true;
 }

@@ -46,7 +46,7 @@ func main() {
 
 func parse(words []string) (*options, error) {
 	o := &options{}
-	how := ""
+	how, strategy := "", ""
 	f := flag.NewFlagSet("serve", flag.ContinueOnError)
 	f.StringVar(&o.model, "model", "", "a Llama model in GGUF")
 	f.BoolVar(&o.tiny, "tiny", false, "random weights instead of a model: every step is taken, and the text is noise")
@@ -62,6 +62,9 @@ func parse(words []string) (*options, error) {
 	f.IntVar(&o.engine.Chunk, "chunk", 0, "prompt tokens of a step, 1 to 64; 0: 64")
 	f.IntVar(&o.engine.MaxDrafts, "drafts", 0, "tokens that are drafted for a request in a step, 1 to 15; 0: 8")
 	f.IntVar(&o.engine.Blocks, "k", 0, "blocks of 16 tokens that sparse steps read; 0: 32")
+	f.BoolVar(&o.engine.HostKV, "host-kv", false, "keep keys and values in host memory, and in slots of device memory what sparse steps read")
+	f.IntVar(&o.engine.Slots, "slots", 0, "with --host-kv: tokens of a layer that there are slots for; 0: an eighth of those of all pages, or what a step reads")
+	f.StringVar(&strategy, "strategy", "serial", "with --host-kv: how sparse steps attend: serial, async-tls, or vanward, which fetches what it predicts")
 	f.StringVar(&how, "how", "lookup", "dense, sparse, lookup (drafts from what the request says already), lookup-tree (several such drafts as a tree), self (drafts by sparse steps) or self-lookup")
 
 	f.IntVar(&o.server.MaxTokens, "max-tokens", 1024, "largest answer in tokens")
@@ -94,6 +97,9 @@ func parse(words []string) (*options, error) {
 	var err error
 	if o.engine.How, err = cengine.ParseHow(how); err != nil {
 		return nil, fmt.Errorf("--how %w", err)
+	}
+	if o.engine.Strategy, err = cengine.ParseStrategy(strategy); err != nil {
+		return nil, fmt.Errorf("--strategy %w", err)
 	}
 	return o, nil
 }

@@ -203,6 +203,45 @@ func TestSeedsGiveTheirText(t *testing.T) {
 	served.stop(t)
 }
 
+// Keys and values in host memory, with slots for few of them, change no text: sparse steps write what they write from pages, and verified drafts
+// what dense steps write. The cache is so small that requests give their pages back.
+func TestTextsFromHostMemoryAreThoseFromPages(t *testing.T) {
+	for how, ways := range map[string][2]string{
+		"sparse": {"--how sparse", "--how sparse --strategy vanward"},
+		"self":   {"--how dense", "--how self"},
+	} {
+		t.Run(how, func(t *testing.T) {
+			asked := cases()
+			alone := launch(t, "--tiny --rows 1 --k 4 "+ways[0])
+			if err := load.Learn(t.Context(), alone.url, asked); err != nil {
+				t.Fatal(err)
+			}
+			alone.stop(t)
+			served := launch(t, "--tiny --rows 8 --k 4 --context 512 --pages 40 --host-kv --slots 768 --queue 40 "+ways[1])
+			var missing []string
+			finished := 0
+			for round := int64(1); round <= 10 && (finished < 20 || len(missing) > 0); round++ {
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				report := load.Run(ctx, served.url, asked, load.Options{Clients: 20, Cancel: .1, Seed: round})
+				cancel()
+				t.Log(report)
+				if len(report.Wrong) > 0 {
+					t.Fatal(strings.Join(report.Wrong, "\n"))
+				}
+				finished += report.Finished
+				after := settled(t, served.url)
+				missing = slices.DeleteFunc([]string{
+					"serve_preemptions_total", "serve_slot_misses_total", "serve_slot_hits_total", "serve_fetched_bytes_total", "serve_prompt_tokens_shared_total",
+				}, func(name string) bool { return after[name] > 0 })
+			}
+			if finished < 20 || len(missing) > 0 {
+				t.Errorf("%d answers; expected 20, and some of %v", finished, missing)
+			}
+			served.stop(t)
+		})
+	}
+}
+
 // settled waits until no request is left, and returns the metrics.
 func settled(t *testing.T, url string) map[string]float64 {
 	t.Helper()
@@ -253,6 +292,10 @@ func TestWrongCommandLinesAreRefused(t *testing.T) {
 		"--tiny --model x":              "expected either --model FILE or --tiny",
 		"--tiny extra":                  "extra: unknown",
 		"--tiny --how fast":             `--how "fast"; expected dense`,
+		"--tiny --strategy fast":        `--strategy "fast"; expected serial`,
+		"--tiny --strategy sparda":      `--strategy "sparda"; expected serial`,
+		"--tiny --strategy vanward":     "both are for host_kv",
+		"--tiny --host-kv --slots 9":    "slots: room for 9 tokens; expected at least",
 		"--tiny --queue 0":              "--queue 0; expected at least 1",
 		"--tiny --threads -1":           "--threads -1; expected 0 to 256",
 		"--model /nowhere.gguf":         "model nowhere: the file cannot be read",

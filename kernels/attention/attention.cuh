@@ -105,6 +105,7 @@ struct RepairParams {
     View<3> missed;            // [B, Q, Hk], out: how many blocks were missed
     StateView kept;            // the predicted state (SUPERSET), or the predicted partials (EXACT)
     // Results of repair_find_missed, in scratch: the list to attend to, [lists][list_capacity], its counts, and the state to start from (to.start).
+    // one_launch: `counts` is null, or [B, Hk]: where it is 0 nothing was missed, and the results of attention to the predicted list stay.
     int32 *ids, *slots, *counts;
     uint32 exact;
     uint32 predicted_capacity;

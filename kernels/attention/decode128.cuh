@@ -70,7 +70,7 @@ struct Decode128 {
                          typename Join::Shared &states)
         : p(p), compute(p, shared, 0), item(item), ctas(ctas), rank(blockIdx.x - number * ctas), lane(compute.lane), join(p, item, states, shared, ctas, rank, number), log_share(p.log_share),
           log_teams(LOG_WARPS - log_share), first((compute.warp >> log_share) * ctas + rank), step_units(ctas << log_teams),
-          tiles(p, item, first, step_units, compute.warp & ((1 << log_share) - 1)), warp_memory(Form::warp_memory(p, shared, compute.warp)),
+          tiles(p, item, first, step_units, compute.warp & ((1 << log_share) - 1), RowCopies<Compute>::LANES), warp_memory(Form::warp_memory(p, shared, compute.warp)),
           total(warp_memory), queries(p, item, lane, Form::queries_memory(p, shared, warp_memory)), term(all, item, rank, shared),
           q_len(pin_in_register(p.q_lens.data ? p.q_lens.at(item.seq) : tiles.length)),
           list_count(pin_in_register(p.ids.data ? p.counts.at(item.seq, item.position, item.head) : tiles.length)),

@@ -42,13 +42,14 @@ struct Decode128Tiles {
     int32 position;  // of the first token; −1: no row sees the tile
     int64 key, value;
 
-    __device__ Decode128Tiles(const AttentionParams &p, const WorkItem &item, uint32 first, uint32 step, uint32 member)
+    // `row_lanes` lanes copy a row.
+    __device__ Decode128Tiles(const AttentionParams &p, const WorkItem &item, uint32 first, uint32 step, uint32 member, uint32 row_lanes)
         : p(p), item(item), lane(threadIdx.x % WARP), first(first), step(step), unit_begin(member * p.unit_tiles.value), length(pin_in_register(p.seq_lens.at(item.seq))) {
         locate_entries(0);
         table = pin_in_register(p.table.at(item.seq));
         table_step = pin_in_register(int32(p.table.step[1]));
-        k = p.k.at(0, 0, item.head) + lane / 8 * p.k.step[1] + lane % 8 * 16;
-        v = p.v.at(0, 0, item.head) + lane / 8 * p.v.step[1] + lane % 8 * 16;
+        k = p.k.at(0, 0, item.head) + lane / row_lanes * p.k.step[1] + lane % row_lanes * 16;
+        v = p.v.at(0, 0, item.head) + lane / row_lanes * p.v.step[1] + lane % row_lanes * 16;
         k = pin_in_register(k);
         v = pin_in_register(v);
         k_page = pin_in_register(int32(p.k.step[0]));
@@ -118,63 +119,69 @@ struct Decode128Tiles {
     }
 };
 
-// Where a lane's first 16 bytes of a tile go. Eight lanes copy one row of keys or values, 16 bytes each at a time.
+// How the lanes of a warp copy rows of keys or values: up to eight a row, 16 bytes each at a time, CHUNKS times; ROWS rows at once, TURNS times for a tile.
+template <typename Compute>
+struct RowCopies {
+    static constexpr uint32 PITCH = Compute::PITCH, V_OFFSET = TILE * PITCH, BYTES = PITCH - 16;
+    static constexpr uint32 LANES = BYTES < 128 ? BYTES / 16 : 8, CHUNKS = BYTES / 16 / LANES, ROWS = WARP / LANES, TURNS = TILE / ROWS;
+};
+// Where a lane's first 16 bytes of a tile go.
 template <typename Compute>
 __device__ inline uint32 keys_of_lane(const char *tile, uint32 lane) {
-    return shared_address(tile) + sizeof(TokenInfo) + lane / 8 * Compute::PITCH + lane % 8 * 16;
+    return shared_address(tile) + sizeof(TokenInfo) + lane / RowCopies<Compute>::LANES * Compute::PITCH + lane % RowCopies<Compute>::LANES * 16;
 }
 // Requests the keys, then the values of a tile that every row sees. k_to is where the lane's first 16 bytes of keys go; values lie behind all
 // keys. KEYS_ARE_A_GROUP: the keys are a group of copies of their own, which ends here.
 template <typename Compute, bool KEYS_ARE_A_GROUP = false>
 __device__ inline void load_fully_seen_tile(uint32 k_to, const char *from_key, const char *from_value, int32 k_row, int32 v_row) {
-    constexpr uint32 PITCH = Compute::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128;
+    using Rows = RowCopies<Compute>;
 #pragma unroll
-    for (uint32 quarter = 0; quarter < 4; quarter++) {
+    for (uint32 n = 0; n < Rows::TURNS; n++) {
 #pragma unroll
-        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
-        from_key += 4 * int64(k_row);
+        for (uint32 j = 0; j < Rows::CHUNKS; j++) copy_16(k_to + n * Rows::ROWS * Rows::PITCH + j * 128, from_key + j * 128);
+        from_key += Rows::ROWS * int64(k_row);
     }
     if constexpr (KEYS_ARE_A_GROUP) end_copies();
 #pragma unroll
-    for (uint32 quarter = 0; quarter < 4; quarter++) {
+    for (uint32 n = 0; n < Rows::TURNS; n++) {
 #pragma unroll
-        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + quarter * 4 * PITCH + j * 128, from_value + j * 128);
-        from_value += 4 * int64(v_row);
+        for (uint32 j = 0; j < Rows::CHUNKS; j++) copy_16(k_to + Rows::V_OFFSET + n * Rows::ROWS * Rows::PITCH + j * 128, from_value + j * 128);
+        from_value += Rows::ROWS * int64(v_row);
     }
 }
 // Requests a tile whose tokens lie in pages of their own, or in several. Tokens that no row sees, or that lie nowhere, become zeros. Returns
 // whether every row sees every token.
 template <typename Compute, bool KEYS_ARE_A_GROUP = false>
 __device__ inline bool load_scattered_tile(const Decode128Tiles &tiles, uint32 tile, char *to, uint32 k_to, bool is_fully_seen, const Reach &reach) {
-    constexpr uint32 PITCH = Compute::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128, QUARTERS = 4;
-    const uint32 lane = tiles.lane, first = tile % 2 * TILE, row = lane / 8;
+    using Rows = RowCopies<Compute>;
+    const uint32 lane = tiles.lane, first = tile % 2 * TILE, row = lane / Rows::LANES;
     const int32 position = __shfl_sync(FULL_WARP, tiles.position, tile % WARP);
     is_fully_seen &= (__ballot_sync(FULL_WARP, tiles.place.row >= 0) >> first & 0xffff) == 0xffff;
-    int32 page[QUARTERS], of_page[QUARTERS];
-    bool is_there[QUARTERS];
+    int32 page[Rows::TURNS], of_page[Rows::TURNS];
+    bool is_there[Rows::TURNS];
 #pragma unroll
-    for (uint32 n = 0; n < QUARTERS; n++) {
-        const uint32 token = n * 4 + row;
+    for (uint32 n = 0; n < Rows::TURNS; n++) {
+        const uint32 token = n * Rows::ROWS + row;
         page[n] = __shfl_sync(FULL_WARP, tiles.place.page, first + token);
         of_page[n] = __shfl_sync(FULL_WARP, tiles.place.row, first + token);
         is_there[n] = of_page[n] >= 0 && is_reached(reach, position, token);
         // tiles.k and tiles.v are of the row that the lane copies first where tokens lie side by side.
         of_page[n] -= row;
         if (!is_there[n]) page[n] = of_page[n] = 0;
-        if (!is_fully_seen && lane % 8 == 0) as<TokenInfo>(to).position[token] = is_there[n] ? position + int32(token) : -1;
+        if (!is_fully_seen && lane % Rows::LANES == 0) as<TokenInfo>(to).position[token] = is_there[n] ? position + int32(token) : -1;
     }
 #pragma unroll
-    for (uint32 n = 0; n < QUARTERS; n++) {
+    for (uint32 n = 0; n < Rows::TURNS; n++) {
         const char *const from = tiles.k + offset(page[n], tiles.k_page) + offset(of_page[n], tiles.k_row);
 #pragma unroll
-        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + n * 4 * PITCH + j * 128, from + j * 128, is_there[n]);
+        for (uint32 j = 0; j < Rows::CHUNKS; j++) copy_16(k_to + n * Rows::ROWS * Rows::PITCH + j * 128, from + j * 128, is_there[n]);
     }
     if constexpr (KEYS_ARE_A_GROUP) end_copies();
 #pragma unroll
-    for (uint32 n = 0; n < QUARTERS; n++) {
+    for (uint32 n = 0; n < Rows::TURNS; n++) {
         const char *const from = tiles.v + offset(page[n], tiles.v_page) + offset(of_page[n], tiles.v_row);
 #pragma unroll
-        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + n * 4 * PITCH + j * 128, from + j * 128, is_there[n]);
+        for (uint32 j = 0; j < Rows::CHUNKS; j++) copy_16(k_to + Rows::V_OFFSET + n * Rows::ROWS * Rows::PITCH + j * 128, from + j * 128, is_there[n]);
     }
     return is_fully_seen;
 }
@@ -187,20 +194,20 @@ __device__ inline void load_tile(uint32 lane, char *to, uint32 k_to, const char 
         load_fully_seen_tile<Compute, KEYS_ARE_A_GROUP>(k_to, from_key, from_value, k_row, v_row);
         return;
     }
-    constexpr uint32 PITCH = Compute::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128;
+    using Rows = RowCopies<Compute>;
     const int32 position = position_of();
 #pragma unroll 1
-    for (uint32 r = lane / 8; r < TILE; r += 4) {
+    for (uint32 r = lane / Rows::LANES; r < TILE; r += Rows::ROWS) {
         const bool is_there = is_reached(reach, position, r);
-        const uint32 row_to = k_to + (r - lane / 8) * PITCH;
+        const uint32 row_to = k_to + (r - lane / Rows::LANES) * Rows::PITCH;
 #pragma unroll
-        for (uint32 j = 0; j < CHUNKS; j++) {
+        for (uint32 j = 0; j < Rows::CHUNKS; j++) {
             copy_16(row_to + j * 128, from_key + j * 128, is_there);
-            copy_16(row_to + V_OFFSET + j * 128, from_value + j * 128, is_there);
+            copy_16(row_to + Rows::V_OFFSET + j * 128, from_value + j * 128, is_there);
         }
-        if (lane % 8 == 0) as<TokenInfo>(to).position[r] = is_there ? position + int32(r) : -1;
-        from_key += 4 * int64(k_row);
-        from_value += 4 * int64(v_row);
+        if (lane % Rows::LANES == 0) as<TokenInfo>(to).position[r] = is_there ? position + int32(r) : -1;
+        from_key += Rows::ROWS * int64(k_row);
+        from_value += Rows::ROWS * int64(v_row);
     }
     if constexpr (KEYS_ARE_A_GROUP) end_copies();
 }

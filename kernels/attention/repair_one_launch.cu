@@ -8,6 +8,8 @@
 //   lists ─ search ─┬─ tiles of missed blocks requested ──── attended to ─┬─ joined in the CTA ─ sent to the CTA of the cluster that joins
 //                   └─ partials that serve, joined in registers ──────────┘  these channels ─ joined ─ results
 //
+// Where it is known that nothing was missed (r.counts), results are those of the attention before: the cluster ends.
+//
 // A call takes a few microseconds, in which nearly every instruction runs once: code is short rather than unrolled.
 //
 // targets: compute_90
@@ -197,6 +199,12 @@ __device__ inline void repair_one_launch(const RepairParams &r) {
     const int32 first_predicted = threadIdx.x < r.predicted_capacity ? predicted_id(threadIdx.x) : 0;
     const int32 first_selected = threadIdx.x < p.list_capacity ? selected_id(threadIdx.x) : 0;
     const WorkItemLengths own_lengths = WorkItemLengths::load(r, item);
+    const int32 may_miss = r.counts ? r.counts[item.seq * p.kv_heads.value + item.head] : 1;
+    if (may_miss == 0) {
+        if (r.missed.data && cta.rank == 0 && item.row_block == 0 && threadIdx.x == 0) as<int32>(r.missed.at(item.seq, item.position, item.head)) = 0;
+        if (cta.log_ctas) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+        return;
+    }
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     Compute compute(p, shared, p.log_members);
     if constexpr (Compute::IS_FP8) compute.load_queries(item);

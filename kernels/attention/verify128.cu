@@ -1,6 +1,7 @@
 // Attention for up to 64 rows to 16-bit keys and values of 128 channels (variant verify128): verify128.cuh.
 // targets: compute_90a
 
+#include "attention/verify128_width.cuh"
 #include "attention/verify128.cuh"
 
 extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_f16(const __grid_constant__ AttentionParams p, const __grid_constant__ Boxes boxes) {

@@ -1,20 +1,21 @@
-// Attention for up to 64 rows, query positions times query heads of a KV head, to 16-bit keys and values of 128 channels (variant verify128),
-// by matrix products of warpgroups (wgmma). It serves the verification of drafts: 16 positions of 4 heads take little longer than one position.
+// Attention for up to 64 rows, query positions times query heads of a KV head, to 16-bit keys and values of 128 channels (variant verify128), or
+// of 64 (variant verify64, for which the source includes verify64_width.cuh), by matrix products of warpgroups (wgmma). It serves the verification of drafts: 16 positions of 4 heads take little longer than one position.
 //
 // Runs for calls that have more rows a list than decode128 takes, on compute capability 9.0 itself: src/ops/attention/device/choose.rs.
 //
 // A cluster of up to 16 CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
 //
-//   copies    a warpgroup ── keys [64 tokens × 128], values [64 tokens × 128] ── 16 tokens a warp, wherever they lie
-//   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
+//   copies    a warpgroup ── keys [64 tokens × channels], values [64 tokens × channels] ── 16 tokens a warp, wherever they lie
+//   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × channels] += P · V
 //   join      (verify128_join.cuh) both warpgroups in shared memory ── the cluster, each CTA a part of the rows ── the chunks, through scratch
 //
 // The weights P stay in registers: the sums of the first product have the form of the second product's operand.
 //
-// A tile whose 16 tokens are all there and lie side by side is copied as boxes of tensors (verify128_boxes.cuh): one lane of its warp requests two boxes of keys
-// and two of values. The lanes of a warp copy other tiles, 16 bytes each at a time, and all tiles where keys or values cannot be mapped. Warps of a stage may differ.
+// A tile whose 16 tokens are all there and lie side by side is copied as boxes of tensors (verify128_boxes.cuh): one lane of its warp requests a box of keys
+// and one of values for each 64 channels. The lanes of a warp copy other tiles, 16 bytes each at a time, and all tiles where keys or values cannot be mapped. Warps of a stage may differ.
 //
-//   Bytes of a stage: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
+//   Bytes of a stage of 128 channels: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
+//   Of 64 channels both are half as many.
 //
 // How the tokens of a row are split depends on its own list and on the lengths of all of the call's lists, and on nothing else; where chunks are
 // fixed (FixedChunks), on its own list alone.
@@ -23,11 +24,11 @@
 #include "attention/verify128_boxes.cuh"
 #include "attention/verify128_join.cuh"
 
-static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TOKENS * SLAB_WIDTH);
+static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && STAGE_TILES <= GROUP_THREADS / WARP);
 // What the rows of a sequence see, where each sees all tokens up to its own. The rows of a draft tree: TreeRows of attention_tree/rows.cuh.
 struct ChainRows {
     static constexpr int32 SEEN_BY_ALL = 1;   // of the tokens of the rows: the first
-    static constexpr uint32 REGISTERS = 184;  // of a thread that computes
+    static constexpr uint32 REGISTERS = CHAIN_REGISTERS;
 
     __device__ explicit ChainRows(const VerifyJob &) {}
     // What any row of a work item sees, where `reach` says it for a chain.
@@ -48,10 +49,11 @@ struct ChainRows {
 // Registers of a thread that copies: three warpgroups have 168 a thread to share out.
 template <typename Rows> constexpr uint32 COPY_REGISTERS = 504 - GROUPS * Rows::REGISTERS;
 
-// A warp that copies one tile, 16 tokens, of every stage. Each lane finds one granule, for as many tiles as 32 granules cover.
+// A warp that copies one tile, 16 tokens, of every stage; of 256 channels two warps copy. Each lane finds one granule, for as many tiles as 32 granules cover.
 template <typename Rows>
 struct VerifyCopies : VerifyJob {
     static constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;  // of 16 bytes in a token's keys
+    static constexpr uint32 AT_ONCE = WARP / CHUNKS;            // tokens that the warp copies at a time
     static constexpr uint32 TILE_BYTES = SLABS * BOX_BYTES;     // of its keys, or of its values
 
     const Boxes *boxes = nullptr;  // NULL: tiles are not copied as boxes
@@ -84,26 +86,26 @@ struct VerifyCopies : VerifyJob {
         if (lane == 0) s.is_whole[stage][warp] = exists && (whole >> from & all) == all;
         return __ballot_sync(FULL_WARP, is_there);
     }
-    // Where the lane's 16 bytes of a tile's keys or values lie, of the n-th two tokens that the warp copies at a time; `to`: of the stage's.
+    // Where the lane's 16 bytes of a tile's keys or values lie, of the n-th tokens that the warp copies at a time; `to`: of the stage's.
     __device__ uint32 place_of_copy(uint32 to, uint32 n) const {
-        const uint32 second = lane / CHUNKS, chunk = lane % CHUNKS;
-        return to + chunk / 8 * SLAB_BYTES + (warp * TILE + second) * SLAB_WIDTH + 2 * n * SLAB_WIDTH + ((chunk % 8 ^ second ^ 2 * n % 8) * 16);
+        const uint32 token = lane / CHUNKS, chunk = lane % CHUNKS;
+        return to + chunk / 8 * SLAB_BYTES + (warp * TILE + token) * SLAB_WIDTH + AT_ONCE * n * SLAB_WIDTH + ((chunk % 8 ^ token ^ AT_ONCE * n % 8) * 16);
     }
     // Requests keys or values of a tile's tokens: zeros where a token is not there, since a NaN times a weight of zero would be NaN. address: where
     // the granules lie. `step` bytes lie between two tokens of one. UNROLLED: of the copies of smaller granules, as many as registers allow. ARE_WHOLE: a tile
     // of a granule whose tokens are all there takes fewer instructions, another one more.
     template <uint32 UNROLLED = 4, bool ARE_WHOLE = false>
     __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 are_there, const char *address, int64 step, uint32 to) const {
-        const uint32 from = tiles.lane_of(p, tile, 0), second = lane / CHUNKS, chunk = lane % CHUNKS;
+        const uint32 from = tiles.lane_of(p, tile, 0), token = lane / CHUNKS, chunk = lane % CHUNKS;
         if (p.log_granule == LOG_TILE && (!ARE_WHOLE || are_there == FULL_WARP)) {
-            const char *at = of_lane(address, from) + second * step + chunk * 16;
+            const char *at = of_lane(address, from) + token * step + chunk * 16;
 #pragma unroll
-            for (uint32 n = 0; n < TILE / 2; n++, at += 2 * step) copy_16(place_of_copy(to, n), at, ARE_WHOLE || are_there >> second + 2 * n & 1);
+            for (uint32 n = 0; n < TILE / AT_ONCE; n++, at += AT_ONCE * step) copy_16(place_of_copy(to, n), at, ARE_WHOLE || are_there >> token + AT_ONCE * n & 1);
             return;
         }
 #pragma unroll UNROLLED
-        for (uint32 n = 0; n < TILE / 2; n++) {
-            const uint32 row = 2 * n + second, within = row & ((1 << p.log_granule) - 1);
+        for (uint32 n = 0; n < TILE / AT_ONCE; n++) {
+            const uint32 row = AT_ONCE * n + token, within = row & ((1 << p.log_granule) - 1);
             const char *const at = of_lane(address, from + (row >> p.log_granule)) + within * step + chunk * 16;
             copy_16(place_of_copy(to, n), at, are_there >> row & 1);
         }
@@ -185,6 +187,8 @@ struct VerifyCopies : VerifyJob {
 // Weights are multiplied by 2^LOG_UNIT, so that float16 holds small ones, too.
 template <typename Type, bool IS_BFLOAT16, typename Rows, int32 LOG_UNIT = 0>
 struct VerifyProducts : VerifyJob {
+    using Scores = float[STAGE_TOKENS / 2];  // that a thread has of a stage
+
     uint32 group;
     Rows rows;
     float acc[VERIFY_CHANNELS / 2], m[2], l[2];
@@ -201,7 +205,7 @@ struct VerifyProducts : VerifyJob {
             const bool exists = row < rows;
             const auto [position, head] = place_of_row(p, item, first_row(p, item) + (exists ? row : 0));
             const char *const from = p.q.at(item.seq, position, head) + query_bytes<Type>(p, chunk * 8);
-            request_query<Type>(p, shared_address(shared) + QUERIES_OFFSET + chunk / 8 * SLAB_BYTES + place_in_slab(row, chunk % 8), from, exists);
+            request_query<Type>(p, shared_address(shared) + QUERIES_OFFSET + chunk / 8 * QUERY_SLAB_BYTES + place_in_slab(row, chunk % 8), from, exists);
         }
         end_copies();
     }
@@ -222,28 +226,28 @@ struct VerifyProducts : VerifyJob {
     }
     // Begins to multiply queries and keys: addresses in shared memory.
     template <bool ARE_BFLOAT16>
-    __device__ static void begin_keys(float (&c)[32], uint32 queries_at, uint32 keys_at) {
+    __device__ static void begin_keys(Scores &c, uint32 queries_at, uint32 keys_at) {
         const uint64 queries = operand(queries_at), keys = operand(keys_at);
 #pragma unroll
-        for (uint32 n = 0; n < 32; n++) c[n] = 0.0f;
+        for (uint32 n = 0; n < STAGE_TOKENS / 2; n++) c[n] = 0.0f;
         begin_products(c);
 #pragma unroll
         for (uint32 n = 0; n < SLABS; n++) {
 #pragma unroll
             for (uint32 k = 0; k < 4; k++)
-                multiply<ARE_BFLOAT16>(c, queries + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, keys + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, n + k > 0);
+                multiply<ARE_BFLOAT16>(c, queries + (n * QUERY_SLAB_BYTES >> 4) + k * ALONG_SLAB, keys + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, n + k > 0);
         }
         end_group();
     }
     template <bool ARE_BFLOAT16>
-    __device__ static void multiply_keys(float (&c)[32], uint32 queries_at, uint32 keys_at) {
+    __device__ static void multiply_keys(Scores &c, uint32 queries_at, uint32 keys_at) {
         begin_keys<ARE_BFLOAT16>(c, queries_at, keys_at);
         wait_products<0>(c);
     }
     // Tokens that a row does not see get the score −∞.
-    __device__ void mask(float (&c)[32], uint32 stage) const {
+    __device__ void mask(Scores &c, uint32 stage) const {
         const uint32 *const is_whole = s.is_whole[stage];
-        if (is_whole[0] && is_whole[1] && is_whole[2] && is_whole[3]) return;
+        if (is_whole[0] && is_whole[1] && (STAGE_TILES == 2 || (is_whole[2] && is_whole[3]))) return;
         const uint32 hidden = rows.hidden(*this, stage);
 #pragma unroll
         for (uint32 j = 0; j < STAGE_TOKENS / 8; j++) {
@@ -259,11 +263,11 @@ struct VerifyProducts : VerifyJob {
     // What a product's difference from its row's maximum is multiplied by: s · log2 e = c · factor. Never zero: −∞ times zero would be NaN.
     __device__ float factor() const { return p.soft_cap != 0.0f ? LOG2_E : fmaxf(p.scale * LOG2_E, __int_as_float(1)); }
     // Caps and masks products, and raises the rows' maxima. Returns whether one grew: the sums so far are to be scaled by `keep` then.
-    __device__ bool raise_maxima(float (&c)[32], uint32 stage, float (&keep)[2]) {
+    __device__ bool raise_maxima(Scores &c, uint32 stage, float (&keep)[2]) {
         if (p.soft_cap != 0.0f) {
             const float slope = p.scale / p.soft_cap;
 #pragma unroll
-            for (uint32 n = 0; n < 32; n++) c[n] = p.soft_cap * tanh_fast(c[n] * slope);
+            for (uint32 n = 0; n < STAGE_TOKENS / 2; n++) c[n] = p.soft_cap * tanh_fast(c[n] * slope);
         }
         mask(c, stage);
         float top[2];
@@ -272,7 +276,7 @@ struct VerifyProducts : VerifyJob {
             float other = c[i * 2 + 1];
             top[i] = c[i * 2];
 #pragma unroll
-            for (uint32 n = i * 2 + 4; n < 32; n += 4) top[i] = fmaxf(top[i], c[n]), other = fmaxf(other, c[n + 1]);
+            for (uint32 n = i * 2 + 4; n < STAGE_TOKENS / 2; n += 4) top[i] = fmaxf(top[i], c[n]), other = fmaxf(other, c[n + 1]);
             top[i] = fmaxf(top[i], other);
         }
 #pragma unroll
@@ -290,7 +294,7 @@ struct VerifyProducts : VerifyJob {
         return grew;
     }
     // Turns products into weights relative to the maxima.
-    __device__ void weigh_scores(float (&c)[32], const float (&keep)[2]) {
+    __device__ void weigh_scores(Scores &c, const float (&keep)[2]) {
         const float by = factor();
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
@@ -298,7 +302,7 @@ struct VerifyProducts : VerifyJob {
             const float shift = m[i] == minus_infinity() ? 0.0f : m[i] - LOG_UNIT;
             float sum = 0.0f;
 #pragma unroll
-            for (uint32 n = i * 2; n < 32; n += 4) {
+            for (uint32 n = i * 2; n < STAGE_TOKENS / 2; n += 4) {
 #pragma unroll
                 for (uint32 e = n; e < n + 2; e++) {
                     c[e] = exp2_fast(fmaf(c[e], by, -shift));
@@ -314,7 +318,7 @@ struct VerifyProducts : VerifyJob {
     }
     // Weights as the operand of a product: 16 tokens of each row, two in a word.
     template <typename ValueType>
-    __device__ static void pack_weights(const float (&c)[32], uint32 (&weights)[STAGE_TOKENS / 16][4]) {
+    __device__ static void pack_weights(const Scores &c, uint32 (&weights)[STAGE_TOKENS / 16][4]) {
 #pragma unroll
         for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) {
 #pragma unroll
@@ -331,7 +335,7 @@ struct VerifyProducts : VerifyJob {
         end_group();
     }
     template <typename ValueType, bool ARE_BFLOAT16>
-    __device__ void add_values(const float (&c)[32], uint32 values_at) {
+    __device__ void add_values(const Scores &c, uint32 values_at) {
         uint32 weights[STAGE_TOKENS / 16][4];
         pack_weights<ValueType>(c, weights);
         begin_values<ARE_BFLOAT16>(weights, values_at);
@@ -366,7 +370,7 @@ struct VerifyProducts : VerifyJob {
         uint32 stage = group, turn = 0;
 #pragma unroll 1
         for (uint32 n = group; n < count; n += GROUPS) {
-            float c[32];
+            Scores c;
             // The other warpgroup had the stage's turn before, whose boxes may arrive after those of later stages. A barrier tells a turn from its neighbours alone, so that
             // this turn's is asked once that turn has been given up.
             if (turn) s.empty[stage].wait(turn - 1 + (stage >= taken));
@@ -437,7 +441,7 @@ __device__ inline void attention_verify128(const AttentionParams &p, const Boxes
         give_registers<COPY_REGISTERS<Rows>>();
         VerifyCopies<Rows> copies{job, &boxes};
         cluster_started();
-        copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
+        if (job.warp < STAGE_TILES) copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
         if (job.warp == 0) {
             if (cta_share.chunks > 1) job.chunk_counted();
             clear_counters(p, job.lane == 0 ? arrive_at_end(p) : 0);

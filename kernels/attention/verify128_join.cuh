@@ -1,4 +1,5 @@
-// How verify128 joins states of rows: parameters of its shared memory, then the join of warpgroups, of a cluster, and of chunks.
+// How verify128 joins states of rows: parameters of its shared memory, then the join of warpgroups, of a cluster, and of chunks. The source has
+// included a width: verify64_width.cuh, verify128_width.cuh or verify256_width.cuh.
 #pragma once
 
 #include "attention/counters.cuh"
@@ -6,18 +7,16 @@
 #include "common/warpgroup.cuh"
 
 constexpr uint32 GROUP_THREADS = 4 * WARP, GROUPS = 2, COMPUTE_THREADS = GROUPS * GROUP_THREADS, VERIFY_THREADS = COMPUTE_THREADS + GROUP_THREADS;
-constexpr uint32 VERIFY_ROWS = 64, VERIFY_CHANNELS = 128;
-constexpr uint32 STAGE_TOKENS = 64, STAGE_TILES = STAGE_TOKENS / TILE, STAGES = 5;
-// Shared memory: stages, each of which has keys and values in slabs of 64 channels; queries; states of rows that the cluster sends, of which there
-// are most where each of 15 CTAs has 5 rows.
-constexpr uint32 SLABS = 2, SLAB_BYTES = 64 * 128;
+constexpr uint32 VERIFY_ROWS = 64;
+constexpr uint32 STAGE_TILES = STAGE_TOKENS / TILE;
+// Shared memory: stages, each of which has keys and values in slabs of 64 channels; queries; states of rows that the cluster sends.
+constexpr uint32 SLABS = VERIFY_CHANNELS / SLAB_ELEMENTS, SLAB_BYTES = STAGE_TOKENS * SLAB_WIDTH, QUERY_SLAB_BYTES = VERIFY_ROWS * SLAB_WIDTH;
 constexpr uint32 VALUES_OFFSET = SLABS * SLAB_BYTES, STAGE_BYTES = 2 * VALUES_OFFSET;
 constexpr uint32 QUERIES_OFFSET = STAGES * STAGE_BYTES, RECEIVED_OFFSET = QUERIES_OFFSET + VERIFY_ROWS * VERIFY_CHANNELS * 2;
-constexpr uint32 RECEIVED_ROWS = 75;
 // Floats of a row's state in shared memory: acc, m, l, and padding so that lanes hit different banks.
 constexpr uint32 ROW_PITCH = VERIFY_CHANNELS + 4;
-// The sums of both warpgroups take the place of the ring.
-static_assert(GROUPS * VERIFY_ROWS * ROW_PITCH * sizeof(float) <= QUERIES_OFFSET);
+// The sums of both warpgroups take the place of the ring, and of 256 channels that of queries.
+static_assert(GROUPS * VERIFY_ROWS * ROW_PITCH * sizeof(float) <= RECEIVED_OFFSET);
 
 struct VerifyShared {
     Barrier full[STAGES], empty[STAGES];
@@ -113,7 +112,7 @@ struct JoinedFour {
     }
 };
 
-// The state of a chunk in scratch: acc [rows][128], then m and l [rows]. The number of rows is even, so that states begin on 16 bytes.
+// The state of a chunk in scratch: acc [rows][VERIFY_CHANNELS], then m and l [rows]. The number of rows is even, so that states begin on 16 bytes.
 struct VerifyState {
     float *data;
     uint32 rows, pitch;

@@ -1,6 +1,7 @@
 // Attention for up to 64 rows to few short lists of 16-bit keys and values of 128 channels (variant verify128_short): verify128_short.cuh.
 // targets: compute_90a
 
+#include "attention/verify128_width.cuh"
 #include "attention/verify128_short.cuh"
 
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1) attention_verify128_short_f16(const __grid_constant__ AttentionParams p, const __grid_constant__ Boxes boxes) {

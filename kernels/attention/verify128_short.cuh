@@ -3,18 +3,18 @@
 // which begin while those of this one run. Each CTA has two halves, which share the queries and nothing else until they join. Half h of CTA r takes stages of 64 tokens
 // 2·r + h, 2·(r + ctas) + h, …:
 //
-//   copies    a warpgroup ── keys [64 tokens × 128], then values [64 × 128], in rings of two each
-//   products  a warpgroup ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
+//   copies    a warpgroup ── keys [64 tokens × channels], then values [64 × channels], in rings of SHORT_STAGES each
+//   products  a warpgroup ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × channels] += P · V
 //   join      (verify128_join.cuh) both halves in shared memory ── the cluster, each CTA a part of the rows
 //
-// Entries of lists are read beside lengths, the first keys are requested before these are known (those of both stages of the ring, where tiles are copied as boxes), and S of
+// Entries of lists are read beside lengths, the first keys are requested before these are known (those of all stages of the ring, where tiles are copied as boxes), and S of
 // a stage is computed beside O of the one before. Each half has four warps that copy: where tiles are not boxes, the instructions of these warps bound it, and whole tiles take
 // fewer of them.
 #pragma once
 
 #include "attention/verify128.cuh"
 
-constexpr uint32 HALVES = GROUPS, SHORT_THREADS = 2 * COMPUTE_THREADS, SHORT_STAGES = 2;
+constexpr uint32 HALVES = GROUPS, SHORT_THREADS = 2 * COMPUTE_THREADS;
 // What a thread that computes has, and one that copies; together those of two threads.
 constexpr uint32 SHORT_REGISTERS = 160, SHORT_COPY_REGISTERS = 256 - SHORT_REGISTERS;
 // Keys of a stage are overwritten before its values. So what is said of its tokens stays for a turn longer than they do.
@@ -22,7 +22,7 @@ constexpr uint32 SHORT_PLACES = 2 * SHORT_STAGES;
 static_assert(SHORT_PLACES <= STAGES, "barriers of keys, then those of values; positions");
 static_assert(HALVES * SHORT_STAGES <= STAGES, "shared memory is shared out as in verify128");
 
-// A half's ring of two stages, whose keys and values arrive and are given up each by themselves.
+// A half's ring of stages, whose keys and values arrive and are given up each by themselves.
 struct ShortRing {
     const VerifyShared &s;
     uint32 at;  // in shared memory
@@ -43,7 +43,7 @@ struct ShortJob : VerifyJob {
     // Stages whose keys the half requests before it knows lengths: those of a list as long as lists may be, if the ring has room.
     __device__ uint32 early_stages() const {
         const uint32 all = p.ids.data ? (p.list_capacity * p.block.value + STAGE_TOKENS - 1) / STAGE_TOKENS : 0;
-        return all > rank ? min(p.ctas.divide(all - rank - 1) + 1, SHORT_STAGES) : 0;
+        return all > rank ? min(p.ctas.divide(all - rank - 1) + 1, SHORT_STAGES > WARP / TILE ? min(SHORT_STAGES, WARP >> (LOG_TILE - p.log_granule)) : SHORT_STAGES) : 0;
     }
     // Stages that the half computes, at least one, of which some may be without tokens.
     __device__ uint32 all_stages() const { return max(max(stages(), early_stages()), 1u); }
@@ -127,7 +127,7 @@ struct ShortCopies : VerifyCopies<Rows> {
             const Place at = Base::of_lane(place, tiles.lane_of(p, step, 0));
             if (step >= early) request(tiles, step, are_there, at, boxes->keys, key, p.k.step[1], ring.keys_at(stage), ring.full_keys(stage));
             else arrive(ring.full_keys(stage));
-            if (step == 0 && early > 1 && soonest_stages() < 2) request_early(1);
+            if (step + 1 < early && soonest_stages() < 2) request_early(step + 1);
             if (turn) ring.empty_values(stage).wait(turn - 1);
             request(tiles, step, are_there, at, boxes->values, value, p.v.step[1], ring.values_at(stage), ring.full_values(stage));
             // While copies are under way.

@@ -2,6 +2,7 @@
 // attention_tree/rows.cuh.
 // targets: compute_90a
 
+#include "attention/verify128_width.cuh"
 #include "attention_int4/verify128.cuh"
 #include "attention_tree/rows.cuh"
 

@@ -3,6 +3,7 @@
 //
 // targets: compute_90a
 
+#include "attention/verify128_width.cuh"
 #include "attention_tree/rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) attention_verify128_tree_f16(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Boxes boxes) {

@@ -2,6 +2,7 @@
 //
 // targets: compute_90a
 
+#include "attention/verify128_width.cuh"
 #include "attention/verify128_short.cuh"
 #include "attention_tree/rows.cuh"
 

@@ -12,9 +12,10 @@
 // Bytes: each row is read once and written once; once in S tokens, a page of each sequence is read and written, too: as its codes where it is coded,
 // which are decoded on the way where slots hold what codes stand for (cache/decode.cuh).
 //
-// Phases of cache_append: find the tokens that have a place ─ copy tokens ─ a CTA for each KV head: find a slot for the block that leaves, copy
-// its page ─ count the CTAs of the row that are done ─ the last one moves the tail and lists the full pages for cache_write_back. An append of
-// more than S tokens may write to the page of the block that leaves: there the last CTA copies it.
+// Phases of cache_append: find the tokens that have a place ─ count the CTAs of the row that have read where its tail ends ─ copy tokens ─ a CTA for
+// each KV head: find a slot for the block that leaves, copy its page ─ the CTA that was counted last moves the tail and lists the full pages for
+// cache_write_back. So tokens are copied while the count is on its way. An append of more than S tokens may write to the page of the block that
+// leaves: there the CTAs are counted when they have copied, and the last one copies that page.
 //
 // No resolve of the layer runs at the same time. A fetch may: it changes no word of a slot whose content is resident, nor of an empty slot.
 //
@@ -216,9 +217,21 @@ __device__ inline void finish_row(const AppendParams &p, const Span &s) {
 
 template <bool DECODES> __device__ inline void append(const AppendParams &p) {
     wait_for_previous_kernel();
+    allow_next_kernel();
     const uint32 i = blockIdx.x / p.per_row, part = blockIdx.x - i * p.per_row;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, heads = p.cache.heads.value;
     const Span s = span_of(p, i);
+    // Where blocks are coded an append of more tokens has windows.
+    const bool leaves = !s.is_empty() && s.leaving >= 0, is_long = !DECODES && p.most > p.cache.size.value && p.window == ALL;
+    // Thread 0 of the CTA that is counted last learns so. What the CTAs do before, the last one sees.
+    uint32 counted = 0;
+    const auto count = [&] {
+        __syncthreads();
+        if (threadIdx.x || p.per_row == 1) return;
+        __threadfence();
+        counted = atomicAdd(p.layer.arrived + i, 1u);
+    };
+    if (!is_long) count();
     const uint32 cells = s.is_empty() ? 0 : uint32(s.past - s.from) * heads;
     for (uint32 cell = part * WARPS + warp; cell < cells; cell += p.per_row * WARPS) {
         const uint32 t = p.cache.heads.divide(cell), g = cell - t * heads, token = s.from + t;
@@ -228,20 +241,20 @@ template <bool DECODES> __device__ inline void append(const AppendParams &p) {
                                 : p.cache.stored(p.layer, p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n], g);
         copy_token(p, i, token - s.begin, g, run, within, lane);
     }
-    // Where blocks are coded an append of more tokens has windows.
-    const bool leaves = !s.is_empty() && s.leaving >= 0, is_long = !DECODES && p.most > p.cache.size.value && p.window == ALL;
     for (uint32 g = part; leaves && !is_long && g < heads; g += p.per_row) settle<DECODES>(p, s, i, g);
-    __shared__ bool is_last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = p.per_row == 1 || atomicAdd(p.layer.arrived + i, 1u) + 1 == p.per_row;
-        __threadfence();  // after what the other CTAs did
+    if (is_long) {
+        count();
+        __shared__ bool is_last;
+        if (threadIdx.x == 0) {
+            is_last = counted + 1 == p.per_row;
+            __threadfence();  // after what the other CTAs did
+        }
+        __syncthreads();
+        if (!is_last) return;
+        for (uint32 g = 0; leaves && g < heads; ++g) settle<DECODES>(p, s, i, g);
     }
-    __syncthreads();
-    if (!is_last) return;
-    for (uint32 g = 0; leaves && is_long && g < heads; ++g) settle<DECODES>(p, s, i, g);
-    if (threadIdx.x) return;
+    if (threadIdx.x || counted + 1 < p.per_row) return;
+    __threadfence();  // after what the other CTAs read
     p.layer.arrived[i] = 0;
     finish_row(p, s);
 }

@@ -59,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) cache_fetch_decoded
     extern __shared__ __align__(128) char stages[];
     const Layer &layer = p.fetch.layer;
     const Cache &cache = p.fetch.cache;
+    if (!may_be_due(p.fetch)) return;
     const uint32 due = find_due<DECODE_THREADS>(p.fetch), bytes = cache.run;
     const auto request = [&](uint32 n, uint32 stage) {
         if (n < due) {

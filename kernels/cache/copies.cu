@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
 #endif
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Layer &layer = p.layer;
+    if (!may_be_due(p)) return;
     const uint32 due = find_due<FETCH_THREADS>(p);
     // Consecutive runs go to consecutive CTAs, so that few runs keep all CTAs busy.
     const uint32 all = gridDim.x * FETCH_WARPS, first = warp * gridDim.x + blockIdx.x;

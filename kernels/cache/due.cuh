@@ -57,6 +57,14 @@ template <uint32 THREADS> __device__ inline uint32 search(const FetchParams &p) 
     return found;
 }
 
+// False where a fetch that follows the last resolve of its layer has nothing to copy: the hand has passed no slot since the last search, and all CTAs
+// see that, since nothing moves it meanwhile. Then the CTA ends.
+__device__ inline bool may_be_due(const FetchParams &p) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    return !p.is_in_order || p.layer.clock->searched != p.layer.clock->passed;
+}
+
 // The number of runs to copy, in `to_copy`, the same for all CTAs of this launch. All threads of a CTA call it.
 template <uint32 THREADS> __device__ inline uint32 find_due(const FetchParams &p) {
     __shared__ uint32 due, is_first;

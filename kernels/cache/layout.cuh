@@ -150,6 +150,7 @@ VWD_SIZE(FetchParams, 264)
 VWD_FIELD(FetchParams, layer, 0, 128)
 VWD_FIELD(FetchParams, cache, 128, 128)
 VWD_FIELD(FetchParams, is_wait, 256, 4)
+VWD_FIELD(FetchParams, is_in_order, 260, 4)
 
 VWD_SIZE(DecodeParams, 304)
 VWD_FIELD(DecodeParams, fetch, 0, 264)

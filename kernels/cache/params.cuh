@@ -187,6 +187,7 @@ struct FetchParams {
     Layer layer;
     Cache cache;
     uint32 is_wait;
+    uint32 is_in_order;  // no resolve of the layer runs at the same time: the launch follows the last one on its stream
 };
 struct DecodeParams {
     FetchParams fetch;

@@ -193,6 +193,8 @@ __device__ inline void say_row(const SampleParams &p, const Turn &turn, uint32 i
         }
         if (lane < count && lane != slot) said.word = load_relaxed(words + lane);
         if (__shfl_sync(FULL_WARP, before, 0) + 1 != count) return;
+        // The word that lane 0 wrote is made zero by another lane: after it.
+        __syncwarp();
     }
     for (uint32 r = lane; r < count; r += WARP) {
         if (r >= WARP) said = r == slot ? own : SaidRow{0};

@@ -154,73 +154,99 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
     __device__ void prefetch_centre(uint32 head) const {
         if (slice == s.slices - 1 && warp == 0 && lane % 8 == 0 && mass->centre) prefetch(mass->centre + head * mass->centre_head + lane * 4 * mass->centre_channel);
     }
-    // Products of heads with the centre go to the first CTA.
-    __device__ void send_common() const {
-        if (warp >= this->heads()) return;
+    // The last CTA multiplies heads with the centre: what a lane has of a query and of the centre is requested before the CTA's tiles are multiplied.
+    struct Common {
+        static constexpr uint32 OWN = GROUPS ? GROUPS * GROUP / WARP : 1;
+        float of_query[OWN], of_centre[OWN];
+    };
+    __device__ bool has_common() const { return slice == s.slices - 1 && warp < this->heads(); }
+    __device__ Common load_common() const {
+        Common x = {};
+        if (!has_common() || !mass->centre) return x;
         const char *query = s.q + list.at.seq * s.q_seq + list.at.position * s.q_pos + (list.at.head * this->heads() + warp) * s.q_head + lane * s.q_channel;
         const char *centre = mass->centre + list.at.head * mass->centre_head + lane * mass->centre_channel;
-        constexpr uint32 OWN = GROUPS * GROUP / WARP;
-        float of_query[OWN], of_centre[OWN], sum = 0.0f;
 #pragma unroll
-        for (uint32 n = 0; n < OWN; n++) {
-            of_query[n] = load_query(query + n * WARP * s.q_channel, s.q_type);
-            of_centre[n] = mass->centre ? as<float>(centre + n * WARP * mass->centre_channel) : 0.0f;
+        for (uint32 n = 0; n < Common::OWN; n++) {
+            x.of_query[n] = load_query(query + n * WARP * s.q_channel, s.q_type);
+            x.of_centre[n] = as<float>(centre + n * WARP * mass->centre_channel);
         }
+        return x;
+    }
+    // The products go to the first CTA.
+    __device__ void send_common(const Common &x) const {
+        if (!has_common()) return;
+        float sum = 0.0f;
+        if (mass->centre) {
 #pragma unroll
-        for (uint32 n = 0; n < OWN; n++)
-            if (mass->centre) sum = fmaf(of_query[n] * s.scale, of_centre[n], sum);
-        sum = Weights::sum_of_lanes(sum, WARP);
+            for (uint32 n = 0; n < Common::OWN; n++) sum = fmaf(x.of_query[n] * s.scale, x.of_centre[n], sum);
+            sum = Weights::sum_of_lanes(sum, WARP);
+        }
         if (lane == 0) send(0, reinterpret_cast<uint32 *>(shared.common + warp), shared.masses, __float_as_uint(sum));
     }
-    // Takes the partials of masses. Those of the first CTA's tiles are there once its threads have met.
-    struct MassSink {
-        const AxisCluster &of;
-        __device__ void put_sums(uint32 number, uint32 quartet, float most, float sum) const {
-            if (of.lane >= 4) return;
-            const uint32 h = quartet * 4 + of.lane;
-            float2 *const to = of.mass_sums() + h / 2 * of.p.most_tiles * 2 + number * 2 + h % 2;
-            if (of.slice == 0) *to = make_float2(most, sum);
-            else send_two<false>(0, to, make_uint2(__float_as_uint(most), __float_as_uint(sum)), of.shared.masses);
-        }
-    };
-    // Adds up the masses of the CTA's blocks that are whole and not selected, a tile at a time.
+    // Adds up the masses of the CTA's blocks that are whole and not selected, two tiles of a warp at a time: 16 lanes have a tile, four of them a head of each
+    // quartet. The partials go to the first CTA. Those of its own tiles are there once its threads have met.
     __device__ void add_masses() const {
         __syncthreads();  // the CTA's keys are there
         if (slice > 0) shared.threshold.wait(0);
         const uint32 own = this->own_tiles(), span = span_of(list.tiles * BLOCKS, WARPS);  // keys of a warp of the first CTA
 #pragma unroll 1
-        for (uint32 n = warp; n < own; n += WARPS) {
-            const uint32 first = this->tile(n) * BLOCKS;
-            const uint2 chosen = this->chosen()[first / span];
-            bool counts[2];
+        for (uint32 both = warp * 2; both < own; both += WARPS * 2) {
+            const uint32 n = both + lane / 16, number = this->tile(n), first = number * BLOCKS;
+            const bool exists = n < own;
+            const uint2 chosen = this->chosen()[exists ? first / span : 0];
+            bool counts[4];
 #pragma unroll
-            for (uint32 i = 0; i < 2; i++) {
-                const uint32 block = lane / 4 + i * 8, j = first + block;
-                counts[i] = j < list.whole && !list.is_forced(j) && own_keys()[n * BLOCKS + block] <= chosen.x - (j < chosen.y);
+            for (uint32 i = 0; i < 4; i++) {
+                const uint32 block = lane / 4 % 4 + i * 4, j = first + block;
+                counts[i] = exists && j < list.whole && !list.is_forced(j) && own_keys()[n * BLOCKS + block] <= chosen.x - (j < chosen.y);
             }
 #pragma unroll
             for (uint32 m = 0; m < QUARTETS; m++) {
-                float product[2];
+                float product[4], most = minus_infinity(), sum = 0.0f;
 #pragma unroll
-                for (uint32 i = 0; i < 2; i++)
-                    product[i] = counts[i] ? masses()[(n * BLOCKS + lane / 4 + i * 8) * PITCH + m * 4 + lane % 4] : minus_infinity();
-                this->reduce_tile(m, this->tile(n), product, MassSink{*this});
+                for (uint32 i = 0; i < 4; i++) {
+                    product[i] = counts[i] ? masses()[(n * BLOCKS + lane / 4 % 4 + i * 4) * PITCH + m * 4 + lane % 4] : minus_infinity();
+                    most = fmaxf(most, product[i]);
+                }
+                most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 4)), most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 8));
+                if (most > minus_infinity())
+                    sum = (exp2_fast(product[0] - most) + exp2_fast(product[1] - most)) + (exp2_fast(product[2] - most) + exp2_fast(product[3] - most));
+                sum += __shfl_xor_sync(FULL_WARP, sum, 4), sum += __shfl_xor_sync(FULL_WARP, sum, 8);
+                if (exists && lane % 16 < 4) put_mass_sums(number, m * 4 + lane % 4, most, sum);
             }
         }
     }
-    // The first CTA joins the partials of masses.
+    __device__ void put_mass_sums(uint32 number, uint32 h, float most, float sum) const {
+        float2 *const to = mass_sums() + h / 2 * p.most_tiles * 2 + number * 2 + h % 2;
+        if (slice == 0) *to = make_float2(most, sum);
+        else send_two<false>(0, to, make_uint2(__float_as_uint(most), __float_as_uint(sum)), shared.masses);
+    }
+    // The first CTA joins the partials of masses. Sums of runs take the place of masses.
     __device__ void write_masses() const {
-        constexpr float LN_2 = 0.693147181f;
         if (!is_alone()) shared.masses.wait(0);
         __syncthreads();
-        if (list.tiles > 0) weigh_all({shared.head_weight, reinterpret_cast<float2 *>(room + p.queries), mass_sums(), p.most_tiles, s.group});
+        const Weights joined(shared.head_weight, reinterpret_cast<float2 *>(masses()), mass_sums(), p.most_tiles, s.group);
+        if (list.tiles <= TILES_AT_ONCE) {
+            // One run: the warp that joins a head's partials writes its mass.
+            if (warp >= this->heads()) return;
+            float2 of = make_float2(minus_infinity(), 0.0f);
+            if (list.tiles <= Weights::OWN / 2 * WARP) of = joined.template join_run<Weights::OWN / 2>(warp, list.tiles);
+            else of = joined.template join_run<Weights::OWN>(warp, list.tiles);
+            if (lane == 0) write_mass(warp, of.x, log2_of(of.y), of.y > 0.0f);
+            return;
+        }
+        weigh_all(joined);
         __syncthreads();
         if (thread >= this->heads()) return;
-        const float2 of = list.tiles > 0 ? shared.head_weight[thread] : make_float2(0.0f, 0.0f);
+        const float2 of = shared.head_weight[thread];  // the sum's reciprocal
+        write_mass(thread, of.x, -log2_of(of.y), of.y > 0.0f);
+    }
+    __device__ void write_mass(uint32 h, float most, float log_sum, bool exists) const {
+        constexpr float LN_2 = 0.693147181f;
         float value = minus_infinity();
-        if (of.y > 0.0f && !shared.tiles.nan) value = (of.x - log2_of(of.y)) * LN_2 + shared.common[thread] + logf(0.5f * float(s.block_size));
+        if (exists && !shared.tiles.nan) value = (most + log_sum) * LN_2 + shared.common[h] + logf(0.5f * float(s.block_size));
         char *const to = mass->log_mass + list.at.seq * mass->mass_seq + list.at.position * mass->mass_pos;
-        as<float>(to + (list.at.head * this->heads() + thread) * mass->mass_head) = value;
+        as<float>(to + (list.at.head * this->heads() + h) * mass->mass_head) = value;
     }
 
     // Phase 1: opens the barriers. The CTAs of the cluster start while addresses are computed and the kernel before still runs.
@@ -288,13 +314,16 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
         cluster_started();
         wait_for_previous_kernel();
         this->load_inputs(early, [&] { expect(); });
-        multiply();
+        if constexpr (MASS) {
+            const Common common = load_common();
+            multiply();
+            send_common(common);
+        } else {
+            multiply();
+        }
         weigh();
         make_room();
         send_keys();  // phase 5
-        if constexpr (MASS) {
-            if (slice == s.slices - 1) send_common();
-        }
         if (slice == s.slices - 1) this->write_forced();  // by the CTA that has the time
         if constexpr (MASS) {
             if (slice > 0) return add_masses();
@@ -306,11 +335,9 @@ struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
         receive(shared.keys);
         if (list.of_stored > 0 && !list.takes_all()) select_best(top);
         else if constexpr (MASS) send_chosen(make_uint2(~0u, 0));  // no key decides
+        if constexpr (MASS) add_masses();
         report();
-        if constexpr (MASS) {
-            add_masses();
-            write_masses();
-        }
+        if constexpr (MASS) write_masses();
     }
 };
 

@@ -512,18 +512,28 @@ template <uint32 QUARTETS, uint32 TOGETHER> struct HeadWeights {
         for (uint32 number = warp; number < runs * PITCH;) {
             const uint32 h = number % PITCH;
             if (h < heads) {
-                float most = minus_infinity(), sum = 0.0f;
-#pragma unroll
-                for (uint32 n = 0; n < COUNT; n++) most = fmaxf(most, x[n].x);
-                most = largest_of_warp(most);
-#pragma unroll
-                for (uint32 n = 0; n < COUNT; n++) sum = fmaf(x[n].y, exp2_fast(x[n].x - most), sum);
-                sum = sum_of_lanes(sum, WARP);
+                const auto [most, sum] = join_lanes(x);
                 if (lane == 0) runs > 1 ? run_sums[number] = make_float2(most, sum) : head_weight[h] = make_float2(most, weight(sum));
             }
             number += WARPS;
             if (number < runs * PITCH) load(task(number, tiles), x);
         }
+    }
+    // The largest product and the sum of all partials of the warp's lanes; the first lane has the sum.
+    template <uint32 COUNT> __device__ float2 join_lanes(const float2 (&x)[COUNT]) const {
+        float most = minus_infinity(), sum = 0.0f;
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) most = fmaxf(most, x[n].x);
+        most = largest_of_warp(most);
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) sum = fmaf(x[n].y, exp2_fast(x[n].x - most), sum);
+        return make_float2(most, sum_of_lanes(sum, WARP));
+    }
+    // Those of task `number`, a head's of tiles that are one run.
+    template <uint32 COUNT> __device__ float2 join_run(uint32 number, uint32 tiles) const {
+        float2 x[COUNT];
+        load(task(number, tiles), x);
+        return join_lanes(x);
     }
     __device__ void join_runs(uint32 tiles) const {
         const uint32 runs = runs_of(tiles);

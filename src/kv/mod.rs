@@ -294,6 +294,18 @@ impl KvCache {
         unsafe { store.row_tables(&on, sequences, request) }
     }
 
+    /// Brings host memory up to date with what the tails of these sequences, [B] int32, have of a layer. On a CPU session, where blocks are not
+    /// coded.
+    ///
+    /// # Safety
+    /// The tensor is valid.
+    pub unsafe fn store_tails(&self, layer: u32, numbers: &Tensor, stream: vwd_stream) -> Result<()> {
+        let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
+        let State { sequences, store } = &mut *self.state.lock();
+        // SAFETY: says the caller.
+        unsafe { store.store_tails(&on, sequences, layer, numbers) }
+    }
+
     pub fn fetch(&self, layer: u32, stream: vwd_stream) -> Result<()> {
         let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
         self.state.lock().store.fetch(&on, layer)
@@ -302,6 +314,12 @@ impl KvCache {
     pub fn wait(&self, layer: u32, stream: vwd_stream) -> Result<()> {
         let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
         self.state.lock().store.wait(&on, layer)
+    }
+
+    /// `fetch` and `wait` of what was just resolved, by a stream that has nothing else to do meanwhile.
+    pub fn bring(&self, layer: u32, stream: vwd_stream) -> Result<()> {
+        let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
+        self.state.lock().store.bring(&on, layer)
     }
 
     // --- information ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ use super::sequences::{Opened, Sequences};
 use super::{AppendRequest, CompactRequest, FarRuns, ResolveRequest, RowTables};
 use crate::abi::vwd_stream;
 use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
 use crate::runtime::{On, Session};
 use std::ops::Range;
 
@@ -76,9 +77,24 @@ pub trait Store: Send {
     /// The request's memory is valid for as long as the call's contract says.
     unsafe fn row_tables(&mut self, on: &On, sequences: &Sequences, request: &RowTables) -> Result<()>;
 
+    /// Writes the blocks of tails to host memory, full or not, so that host memory has all tokens of these sequences. On the CPU alone.
+    ///
+    /// # Safety
+    /// The tensor is valid.
+    unsafe fn store_tails(&mut self, _: &On, _: &Sequences, _layer: usize, _sequences: &Tensor) -> Result<()> {
+        Err(Error::unsupported("tails in host memory"))
+    }
+
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()>;
 
     fn wait(&mut self, on: &On, layer: usize) -> Result<()>;
+
+    /// Brings what the layer's last resolve has asked for, between what the stream holds and what it holds from now on. No other resolve of the layer
+    /// runs meanwhile.
+    fn bring(&mut self, on: &On, layer: usize) -> Result<()> {
+        self.fetch(on, layer)?;
+        self.wait(on, layer)
+    }
 
     /// The address of the first slot of a layer.
     fn pool(&self, layer: usize) -> *mut u8;

@@ -1,4 +1,4 @@
-//! Attention by the kernels that copy whole tiles as boxes of tensors (verify128, verify128_short), in layouts that maps of tensors describe, in
+//! Attention by the kernels that copy whole tiles as boxes of tensors (verify128, verify128_short, verify64, verify64_short, verify256), in layouts that maps of tensors describe, in
 //! layouts that they do not, where the kernels copy as they do without, and where a box ends past its page.
 
 use crate::Case;
@@ -16,7 +16,9 @@ pub const CASES: &[Case] = cases![
 
 /// Calls on drafts of up to 64 rows a list, chains and trees, by each kernel that copies boxes.
 fn in_boxes(backend: &Backend, count: u64, case: impl Fn(&Backend, &mut Rng, Spec)) {
-    for variant in ["verify128", "verify128_short"] {
+    let variants =
+        [("verify128", 128), ("verify128_short", 128), ("verify64", 64), ("verify64_short", 64), ("verify256", 256)];
+    for (variant, dim) in variants {
         let Some(backend) = backend.forcing(&format!("attention={variant}"), HOPPER) else { return };
         rounds(count, |rng| {
             let kv_type = rng.pick(&[F16, BF16]);
@@ -29,8 +31,8 @@ fn in_boxes(backend: &Backend, count: u64, case: impl Fn(&Backend, &mut Rng, Spe
                 tree: rng.one_in(3),
                 kv_heads: 2,
                 group,
-                dim: 128,
-                value_dim: 128,
+                dim,
+                value_dim: dim,
                 page,
                 block,
                 most: rng.pick(&[100, 300]),

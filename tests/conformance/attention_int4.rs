@@ -16,7 +16,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Sizes that INT4 takes, 16-bit or 32-bit tokens beside it, whole lists and dense.
-fn plain(rng: &mut Rng) -> Spec {
+pub fn plain(rng: &mut Rng) -> Spec {
     let (kv_heads, group) = rng.pick(&[(1, 1), (2, 3), (2, 4), (1, 8), (1, 12)]);
     let dim = rng.pick(&[64, 80, 96, 112, 128, 128, 128, 144, 192, 256]);
     let block: usize = rng.pick(&[16, 32, 48, 64, 64, 128]);

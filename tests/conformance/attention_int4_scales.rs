@@ -3,7 +3,9 @@
 use crate::Case;
 use crate::attention_int4::{in_slots, with_options};
 use crate::attention_model::*;
-use crate::attention_variants::{ANY, HOPPER, HOPPER_AND_LATER, in_int4, in_int4_slots, int4_drafts};
+use crate::attention_variants::{
+    ANY, HOPPER, HOPPER_AND_LATER, in_int4, in_int4_of_any_width, in_int4_slots, int4_drafts,
+};
 use crate::support::*;
 use std::ops::RangeInclusive;
 
@@ -15,6 +17,7 @@ pub const VARIANTS: &[Case] = cases![
     attention_by_int4_128_takes_any_scale,
     attention_by_int4_verify128_takes_any_scale,
     attention_of_a_tree_by_int4_verify128_takes_any_scale,
+    attention_by_int4_mma_takes_any_scale,
     attention_by_general_over_int4_takes_any_scale,
 ];
 
@@ -235,6 +238,10 @@ fn attention_by_int4_verify128_takes_any_scale(backend: &Backend) {
 
 fn attention_of_a_tree_by_int4_verify128_takes_any_scale(backend: &Backend) {
     agrees_by(backend, "int4_verify128", HOPPER, 12, |rng| drafts(rng, true));
+}
+
+fn attention_by_int4_mma_takes_any_scale(backend: &Backend) {
+    agrees_by(backend, "int4_mma", ANY, 24, in_int4_of_any_width);
 }
 
 fn attention_by_general_over_int4_takes_any_scale(backend: &Backend) {

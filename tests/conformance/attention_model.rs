@@ -799,6 +799,11 @@ impl<'b> Results<'b> {
 
     /// Each row and head equals the formula over the blocks that (i, r, g) names.
     pub fn check(&self, model: &Model, blocks: impl Fn(usize, usize, usize) -> Vec<i64>) {
+        self.check_states(model, |i, r, h| model.expected(i, r, h, &blocks(i, r, h / model.spec.group)));
+    }
+
+    /// Each row and head (i, r, h) has this state.
+    pub fn check_states(&self, model: &Model, mut state: impl FnMut(usize, usize, usize) -> oracle::State) {
         let spec = &model.spec;
         let full = [spec.batch, spec.rows(), spec.heads()];
         let rows = |t: &Tensor| Array::new(&[&full[..], &[spec.value_dim]].concat(), t.read_floats().data);
@@ -816,7 +821,7 @@ impl<'b> Results<'b> {
             if model.keeps(i, r) {
                 continue;
             }
-            let want = model.expected(i, r, h, &blocks(i, r, h / spec.group));
+            let want = state(i, r, h);
             let place = format!("{at:?} of {spec:?}, lens {:?}, q_lens {:?}", model.lens, model.q_lens);
             if want.l.is_nan() {
                 let is_spoiled = lse[at].is_nan() && l[at].is_nan() && out.row(at).iter().all(|x| x.is_nan());

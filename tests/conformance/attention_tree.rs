@@ -15,6 +15,9 @@ pub const CASES: &[Case] = cases![
     attention_of_a_chain_given_as_a_tree_is_attention_without,
     attention_of_a_tree_by_verify128_agrees_with_the_formula,
     attention_of_a_tree_by_verify128_short_agrees_with_the_formula,
+    attention_of_a_tree_by_verify64_agrees_with_the_formula,
+    attention_of_a_tree_by_verify64_short_agrees_with_the_formula,
+    attention_of_a_tree_by_verify256_agrees_with_the_formula,
     attention_of_a_chain_given_as_a_tree_by_verify128_is_attention_without,
     attention_of_a_node_within_a_tile_is_that_of_its_path_alone,
     repair_superset_of_a_tree_covers_predicted_and_selected_blocks,
@@ -79,18 +82,38 @@ pub fn of_128_channels(rng: &mut Rng) -> Spec {
     }
 }
 
+pub fn of_64_channels(rng: &mut Rng) -> Spec {
+    Spec { dim: 64, value_dim: 64, ..of_128_channels(rng) }
+}
+
+pub fn of_256_channels(rng: &mut Rng) -> Spec {
+    Spec { dim: 256, value_dim: 256, ..of_128_channels(rng) }
+}
+
 fn attention_of_a_tree_by_verify128_agrees_with_the_formula(backend: &Backend) {
-    attend_by(backend, "verify128");
+    attend_by(backend, "verify128", of_128_channels);
 }
 
 fn attention_of_a_tree_by_verify128_short_agrees_with_the_formula(backend: &Backend) {
-    attend_by(backend, "verify128_short");
+    attend_by(backend, "verify128_short", of_128_channels);
 }
 
-fn attend_by(backend: &Backend, variant: &str) {
+fn attention_of_a_tree_by_verify64_agrees_with_the_formula(backend: &Backend) {
+    attend_by(backend, "verify64", of_64_channels);
+}
+
+fn attention_of_a_tree_by_verify64_short_agrees_with_the_formula(backend: &Backend) {
+    attend_by(backend, "verify64_short", of_64_channels);
+}
+
+fn attention_of_a_tree_by_verify256_agrees_with_the_formula(backend: &Backend) {
+    attend_by(backend, "verify256", of_256_channels);
+}
+
+fn attend_by(backend: &Backend, variant: &str, spec: fn(&mut Rng) -> Spec) {
     let Some(backend) = backend.forcing(&format!("attention={variant}"), 90..=90) else { return };
     rounds(25, |rng| {
-        let spec = of_128_channels(rng);
+        let spec = spec(rng);
         agrees(&backend, rng, spec);
     });
 }

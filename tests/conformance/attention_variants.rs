@@ -4,7 +4,9 @@
 use crate::Case;
 use crate::attention_model::*;
 use crate::attention_rows::{Prediction, agrees, partials_agree};
-use crate::attention_tree::of_128_channels;
+use crate::attention_tree::{
+    of_64_channels as tree_of_64_channels, of_128_channels, of_256_channels as tree_of_256_channels,
+};
 use crate::support::*;
 use std::ops::RangeInclusive;
 use vanward::abi::*;
@@ -16,11 +18,16 @@ pub const CASES: &[Case] = cases![
     attention_by_decode256_agrees_with_the_formula,
     attention_by_verify128_agrees_with_the_formula,
     attention_by_verify128_short_agrees_with_the_formula,
+    attention_by_verify64_agrees_with_the_formula,
+    attention_by_verify64_short_agrees_with_the_formula,
+    attention_by_verify256_agrees_with_the_formula,
     attention_by_int4_128_agrees_with_the_formula,
     attention_by_int4_128_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_int4_128_caps_the_scores_of_tokens_alone,
     attention_by_int4_verify128_agrees_with_the_formula,
     attention_by_int4_verify128_over_slots_of_both_kinds_agrees_with_the_formula,
+    attention_by_int4_mma_agrees_with_the_formula,
+    attention_by_int4_mma_over_slots_of_both_kinds_agrees_with_the_formula,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -41,6 +48,8 @@ pub const CASES: &[Case] = cases![
 pub const ANY: RangeInclusive<u32> = 0..=u32::MAX;
 pub const HOPPER_AND_LATER: RangeInclusive<u32> = 90..=u32::MAX;
 pub const HOPPER: RangeInclusive<u32> = 90..=90;
+
+type SpecOf = fn(&mut Rng) -> Spec;
 
 /// Attention, and where partials fit the variant, partials, over `count` specs that it takes.
 fn attend(
@@ -104,6 +113,14 @@ fn drafts(rng: &mut Rng) -> Spec {
     }
 }
 
+fn drafts_of_64_channels(rng: &mut Rng) -> Spec {
+    Spec { dim: 64, value_dim: 64, ..drafts(rng) }
+}
+
+fn drafts_of_256_channels(rng: &mut Rng) -> Spec {
+    Spec { dim: 256, value_dim: 256, ..drafts(rng) }
+}
+
 /// MLA without what its kernels leave to mma.
 fn latents(rng: &mut Rng, groups: &[usize]) -> Spec {
     let (dim, value_dim) = rng.pick(&[(576, 512), (576, 512), (320, 256), (264, 16)]);
@@ -139,35 +156,25 @@ fn attention_by_decode128_finds_each_token_by_its_page(backend: &Backend) {
     attend(backend, "decode128", HOPPER_AND_LATER, 24, in_paged_tiles, true);
 }
 
-/// Heads of so many channels in 16 bits, up to eight rows a list, in pages that tiles end with or not.
-fn in_16_bits(rng: &mut Rng, channels: usize) -> Spec {
+/// Heads of so many channels, up to eight rows a list, in pages that tiles end with or not.
+fn up_to_8_rows(rng: &mut Rng, channels: usize) -> Spec {
     let spec = if rng.one_in(3) { in_paged_tiles(rng) } else { in_whole_tiles(rng) };
     let rows = [(None, 1), (None, 4), (None, 5), (None, 8), (Some(2), 3), (Some(4), 2), (Some(8), 1)];
     let (positions, group) = rng.pick(&rows);
     let lists = if positions.is_none() && spec.lists == Lists::Own { Lists::Shared } else { spec.lists };
-    let (q_lens, scales) = (spec.q_lens && positions.is_some(), [Scales::Absent; 2]);
+    let q_lens = spec.q_lens && positions.is_some();
     // Long enough for a warp to take its ring several times.
     let most = if spec.batch == 1 { rng.pick(&[300, 5000]) } else { spec.most };
-    Spec {
-        positions,
-        group,
-        lists,
-        q_lens,
-        scales,
-        most,
-        dim: channels,
-        value_dim: channels,
-        kv_type: spec.q_type,
-        ..spec
-    }
+    Spec { positions, group, lists, q_lens, most, dim: channels, value_dim: channels, ..spec }
 }
 
 fn of_64_channels(rng: &mut Rng) -> Spec {
-    in_16_bits(rng, 64)
+    up_to_8_rows(rng, 64)
 }
 
 fn of_256_channels(rng: &mut Rng) -> Spec {
-    in_16_bits(rng, 256)
+    let spec = up_to_8_rows(rng, 256);
+    Spec { kv_type: spec.q_type, scales: [Scales::Absent; 2], ..spec }
 }
 
 fn attention_by_decode64_agrees_with_the_formula(backend: &Backend) {
@@ -179,27 +186,41 @@ fn attention_by_decode256_agrees_with_the_formula(backend: &Backend) {
 }
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
-    attend(backend, "verify128", HOPPER, 20, drafts, false);
+    attend_to_drafts(backend, "verify128", drafts);
+}
+
+fn attention_by_verify64_agrees_with_the_formula(backend: &Backend) {
+    attend_to_drafts(backend, "verify64", drafts_of_64_channels);
+}
+
+fn attention_by_verify256_agrees_with_the_formula(backend: &Backend) {
+    attend_to_drafts(backend, "verify256", drafts_of_256_channels);
+}
+
+fn attend_to_drafts(backend: &Backend, variant: &str, drafts: SpecOf) {
+    attend(backend, variant, HOPPER, 20, drafts, false);
     // So many lists that each has one CTA, and so long that it takes its ring several times.
     let many = |rng: &mut Rng| {
         let (page, block) = rng.pick(&[(64, 64), (16, 16)]);
         let spec = Spec { batch: 9, kv_heads: 8, most: 1000, positions: Some(3), group: 1, page, block, ..drafts(rng) };
         Spec { lists: rng.pick(&[Lists::Absent, Lists::Shared]), slots: false, window: 0, ..spec }
     };
-    attend(backend, "verify128", HOPPER, 2, many, false);
+    attend(backend, variant, HOPPER, 2, many, false);
 }
 
 fn attention_by_verify128_short_agrees_with_the_formula(backend: &Backend) {
-    attend(backend, "verify128_short", HOPPER, 20, drafts, false);
+    attend_to_short_lists(backend, "verify128_short", drafts);
+}
+
+fn attention_by_verify64_short_agrees_with_the_formula(backend: &Backend) {
+    attend_to_short_lists(backend, "verify64_short", drafts_of_64_channels);
+}
+
+fn attend_to_short_lists(backend: &Backend, variant: &str, drafts: SpecOf) {
+    attend(backend, variant, HOPPER, 20, drafts, false);
     // So long that a CTA takes its ring several times.
-    attend(
-        backend,
-        "verify128_short",
-        HOPPER,
-        2,
-        |rng| Spec { batch: 1, kv_heads: 2, most: 9000, ..drafts(rng) },
-        false,
-    );
+    let long = |rng: &mut Rng| Spec { batch: 1, kv_heads: 2, most: 9000, ..drafts(rng) };
+    attend(backend, variant, HOPPER, 2, long, false);
 }
 
 /// Heads of 128 channels in whole tiles, of which some tokens are coded.
@@ -288,6 +309,38 @@ fn attention_by_int4_verify128_over_slots_of_both_kinds_agrees_with_the_formula(
     attend(backend, "int4_verify128", HOPPER, 30, in_slots, false);
 }
 
+/// Heads of any width that INT4 takes, as few and as many rows as a CTA has warps for, and queries of each type that is taken.
+pub fn in_int4_of_any_width(rng: &mut Rng) -> Spec {
+    let spec = if rng.one_in(3) { int4_drafts(rng) } else { in_int4(rng) };
+    let widths =
+        [(64, 64), (64, 64), (80, 80), (96, 96), (112, 64), (128, 128), (144, 144), (192, 128), (256, 256), (128, 256)];
+    let (dim, value_dim) = rng.pick(&widths);
+    let most = rng.pick(&[40, 300, 700, 2000]);
+    Spec { dim, value_dim, batch: spec.batch.min(2), most, tree: false, ..spec }
+}
+
+fn attention_by_int4_mma_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "int4_mma", ANY, 40, in_int4_of_any_width, true);
+    // So long that a warp takes its ring several times, and finds several times where tokens lie.
+    let long = |rng: &mut Rng| {
+        let (dim, rows) = rng.pick(&[(64, 1), (128, 4), (256, 1)]);
+        let positions = Some(rows * 16);
+        let spec =
+            Spec { batch: 1, kv_heads: 1, group: 4, positions, dim, value_dim: dim, ..in_int4_of_any_width(rng) };
+        Spec { most: 6000, lists: Lists::Absent, window: 0, q_lens: false, ..spec }
+    };
+    attend(backend, "int4_mma", ANY, 2, long, false);
+}
+
+fn attention_by_int4_mma_over_slots_of_both_kinds_agrees_with_the_formula(backend: &Backend) {
+    let in_slots = |rng: &mut Rng| {
+        let spec = in_int4_of_any_width(rng);
+        let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
+        Spec { slots: true, page: spec.block, lists, ..spec }
+    };
+    attend(backend, "int4_mma", ANY, 30, in_slots, true);
+}
+
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "mla16", HOPPER_AND_LATER, 8, |rng| latents(rng, &[1, 16, 40, 128]), false);
 }
@@ -311,11 +364,13 @@ fn attention_to_float32_queries_is_that_to_rounded_ones_on_tensor_cores(backend:
         Spec { dim, value_dim, scale: Some(0.1), most: 150, ..in_whole_tiles(rng) }
     };
     type Of<'a> = &'a dyn Fn(&mut Rng) -> Spec;
-    let variants: [(&str, _, Of); 5] = [
+    let variants: [(&str, _, Of); 7] = [
         ("decode128", HOPPER_AND_LATER, &in_whole_tiles),
         ("decode64", HOPPER_AND_LATER, &of_64_channels),
         ("decode256", HOPPER_AND_LATER, &of_256_channels),
         ("verify128", HOPPER, &drafts),
+        ("verify64", HOPPER, &drafts_of_64_channels),
+        ("verify256", HOPPER, &drafts_of_256_channels),
         ("mma", ANY, &of_any_width),
     ];
     for (variant, capabilities, spec) in variants {
@@ -445,16 +500,17 @@ fn with_nan_keys(spec: Spec) -> Spec {
     Spec { nan_keys: true, slots: false, window: 0, batch, kv_heads, most: 400, ..spec }
 }
 
-type SpecOf = fn(&mut Rng) -> Spec;
-
 /// Where a warp, a CTA or a chunk has such keys alone, there is no maximum to say that it has any.
 fn keys_that_are_nan_spoil_the_rows_that_see_them(backend: &Backend) {
-    let variants: [(&str, RangeInclusive<u32>, SpecOf); 9] = [
+    let variants: [(&str, RangeInclusive<u32>, SpecOf); 12] = [
         ("decode128", HOPPER_AND_LATER, in_whole_tiles),
         ("decode64", HOPPER_AND_LATER, of_64_channels),
         ("decode256", HOPPER_AND_LATER, of_256_channels),
         ("verify128", HOPPER, drafts),
         ("verify128_short", HOPPER, drafts),
+        ("verify64", HOPPER, drafts_of_64_channels),
+        ("verify64_short", HOPPER, drafts_of_64_channels),
+        ("verify256", HOPPER, drafts_of_256_channels),
         ("mla16", HOPPER_AND_LATER, |rng| latents(rng, &[16])),
         ("mla64", HOPPER, |rng| latents(rng, &[16])),
         ("mma", ANY, in_whole_tiles),
@@ -526,10 +582,13 @@ fn rows_past_q_lens_are_zero_where_tokens_are_nan(backend: &Backend) {
 /// A list of one row of a tree may name tokens of other paths, and a window may hide some of its own: they are not multiplied by a weight of zero.
 fn tokens_of_a_tree_that_no_row_sees_may_be_nan(backend: &Backend) {
     type Of = fn(&mut Rng) -> Spec;
-    let variants: [(&str, RangeInclusive<u32>, Of); 4] = [
+    let variants: [(&str, RangeInclusive<u32>, Of); 7] = [
         ("general", ANY, of_128_channels),
         ("verify128", HOPPER, of_128_channels),
         ("verify128_short", HOPPER, of_128_channels),
+        ("verify64", HOPPER, tree_of_64_channels),
+        ("verify64_short", HOPPER, tree_of_64_channels),
+        ("verify256", HOPPER, tree_of_256_channels),
         ("int4_verify128", HOPPER, int4_drafts),
     ];
     for (variant, capabilities, spec) in variants {

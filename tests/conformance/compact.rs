@@ -15,10 +15,8 @@ pub const CASES: &[Case] = cases![
     compact_moves_rows_and_their_scales_at_the_end_of_a_page,
     compact_splits_interleaved_keys_and_values,
     compact_takes_hundreds_of_caches,
+    compact_of_a_path_that_stays_writes_nothing,
 ];
-
-/// What is promised on the CPU alone.
-pub const ON_THE_CPU: &[Case] = cases![compact_of_a_path_that_stays_writes_nothing];
 
 /// A compactor that releases itself.
 pub struct Compactor(pub *mut vwd_compactor);
@@ -262,23 +260,18 @@ fn compact_takes_hundreds_of_caches(backend: &Backend) {
 
 /// The cache lies in memory that cannot be written.
 fn compact_of_a_path_that_stays_writes_nothing(backend: &Backend) {
-    const BYTES: usize = 4096;
-    // SAFETY: new memory, which is unmapped below.
-    let memory = unsafe {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ, flags, -1, 0)
-    };
-    assert_ne!(memory, libc::MAP_FAILED);
+    let memory = ReadOnly::new(backend, 4096);
+    let (device_type, device_id) = backend.device();
     let cache = vwd_tensor {
-        data: memory,
-        device_type: 1,
+        data: memory.start(),
+        device_type,
+        device_id,
         dtype_code: U8.code,
         dtype_bits: U8.bits,
         lanes: 1,
         ndim: 3,
         shape: [16, 16, 16, 0, 0],
         strides: [256, 16, 1, 0, 0],
-        ..absent()
     };
     let moves = Moves {
         table: Some(Array::from_fn(&[2, 8], |at| (at[0] * 8 + at[1]) as i64)),
@@ -289,6 +282,4 @@ fn compact_of_a_path_that_stays_writes_nothing(backend: &Backend) {
         accepted: None,
     };
     moves.run(backend, &mut Rng::new(0), &[cache]);
-    // SAFETY: mapped above, and no longer used.
-    assert_eq!(unsafe { libc::munmap(memory, BYTES) }, 0);
 }

@@ -1,16 +1,19 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
-//! decoder/strategies.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_errors.rs, decoder/tiered_far.rs, decoder/tiered_slots.rs,
+//! decoder/strategies.rs, decoder/foreseen.rs, decoder/batches.rs and decoder/fallback.rs; those on a tiered cache in decoder/tiered.rs, decoder/tiered_errors.rs, decoder/tiered_far.rs, decoder/tiered_slots.rs,
 //! decoder/tiered_types.rs, decoder/coded.rs, decoder/coded_trees.rs and decoder/coded_term.rs.
 
 pub mod acceptance;
+pub mod batches;
 pub mod coded;
 pub mod coded_calls;
 pub mod coded_term;
 pub mod coded_trees;
 pub mod drafts;
 pub mod fallback;
+pub mod foreseen;
 pub mod model;
 pub mod own_drafts;
+pub mod plain;
 pub mod smoothed;
 pub mod strategies;
 pub mod term;
@@ -83,7 +86,7 @@ fn ints<'b>(backend: &'b Backend, values: &[i64]) -> Tensor<'b> {
 }
 
 /// A layer of an engine: pages, and the sequences in them.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Shape {
     heads: [usize; 2],
     dim: usize,

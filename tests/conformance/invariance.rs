@@ -28,8 +28,12 @@ fn long(rng: &mut Rng) -> Spec {
     let spec = match rng.size(0..=5) {
         0 => Spec { most: rng.pick(&[300, 2600]), ..Spec::plain(rng) },
         1 => latents(rng),
-        2 => Spec { int4: true, slots: false, scales: [Scales::Absent; 2], ..of_128_channels(rng) },
-        _ => of_128_channels(rng),
+        2 => {
+            let dim = rng.pick(&[128, 128, 64, 96, 256]);
+            let scales = [Scales::Absent; 2];
+            Spec { int4: true, dim, value_dim: dim, slots: false, scales, ..in_16_bits(rng) }
+        }
+        _ => in_16_bits(rng),
     };
     Spec {
         batch: rng.size(3..=6),
@@ -40,17 +44,18 @@ fn long(rng: &mut Rng) -> Spec {
     }
 }
 
-fn of_128_channels(rng: &mut Rng) -> Spec {
+fn in_16_bits(rng: &mut Rng) -> Spec {
     let kv_type = rng.pick(&[F16, BF16]);
     let rows = [(None, 1), (None, 4), (None, 12), (Some(3), 4), (Some(9), 4), (Some(9), 8)];
     let (positions, group) = rng.pick(&rows);
     let (page, block) = rng.pick(&[(64, 64), (64, 16), (16, 32)]);
+    let dim = rng.pick(&[128, 128, 64, 256]);
     Spec {
         positions,
         kv_heads: rng.size(1..=2),
         group,
-        dim: 128,
-        value_dim: 128,
+        dim,
+        value_dim: dim,
         page,
         block,
         most: rng.pick(&[700, 2600, 5000]),
@@ -201,7 +206,7 @@ fn invariant_attention_does_not_depend_on_the_batch(backend: &Backend) {
         let ids = model.ids(rng, 0.8);
         let placed = Placed::new(backend, rng, &model);
         let list = (model.spec.lists != Lists::Absent).then(|| PlacedList::new(backend, rng, &model, &ids));
-        let has_partials = list.is_some() && model.spec.value_dim <= 256 && !model.spec.int4 && rng.one_in(2);
+        let has_partials = list.is_some() && model.spec.value_dim <= 256 && rng.one_in(2);
         let attend = |sequences: &Range<usize>| {
             let rng = &mut Rng::new(1);
             let results = Results::new(backend, rng, &model.spec);
@@ -219,7 +224,7 @@ fn invariant_attention_does_not_depend_on_the_batch(backend: &Backend) {
     });
 }
 
-/// Promised of all tokens, in heads of 128 channels of 16 bits, and on CUDA of compute capability 9.0 itself.
+/// Promised of all tokens, in heads of 64, 128 and 256 channels of 16 bits, and on CUDA of compute capability 9.0 itself.
 fn invariant_attention_of_a_position_does_not_depend_on_the_others(backend: &Backend) {
     if backend.is_cuda() && backend.details().compute_capability != 90 {
         return;
@@ -228,7 +233,7 @@ fn invariant_attention_of_a_position_does_not_depend_on_the_others(backend: &Bac
     rounds(6, |rng| {
         let backend = &backends[rng.size(0..=3)];
         let positions = rng.pick(&[2, 5, 9]);
-        let spec = Spec { positions: Some(positions), batch: 2, lists: Lists::Absent, ..of_128_channels(rng) };
+        let spec = Spec { positions: Some(positions), batch: 2, lists: Lists::Absent, ..in_16_bits(rng) };
         let model = Model::random(rng, Spec { poisoned: false, aligned: true, ..spec });
         let attend = |rng: &mut Rng, model: &Model| {
             let (placed, results) = (Placed::new(backend, rng, model), Results::new(backend, rng, &model.spec));

@@ -26,6 +26,7 @@ mod calibration;
 mod compact;
 mod contents;
 mod decoder;
+mod draws;
 mod forecast;
 mod gather;
 mod index;
@@ -84,7 +85,6 @@ const FAMILIES: &[Family] = &[
     Family { cases: tree_end::CASES, on: On::Both },
     Family { cases: tree_sample::CASES, on: On::Both },
     Family { cases: compact::CASES, on: On::Both },
-    Family { cases: compact::ON_THE_CPU, on: On::Cpu },
     Family { cases: index::CASES, on: On::Both },
     Family { cases: index_bits::CASES, on: On::Both },
     Family { cases: select::CASES, on: On::Both },
@@ -113,6 +113,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: quantize::CASES, on: On::Both },
     Family { cases: remainder::CASES, on: On::Both },
     Family { cases: remainder::attention::CASES, on: On::Both },
+    Family { cases: remainder::coded::CASES, on: On::Both },
+    Family { cases: remainder::coded::VARIANTS, on: On::Cuda },
     Family { cases: remainder::quality::CASES, on: On::Both },
     Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },
@@ -125,6 +127,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::drafts::CASES, on: On::Both },
     Family { cases: decoder::own_drafts::CASES, on: On::Both },
     Family { cases: decoder::strategies::CASES, on: On::Both },
+    Family { cases: decoder::foreseen::CASES, on: On::Both },
+    Family { cases: decoder::batches::CASES, on: On::Both },
     Family { cases: decoder::smoothed::CASES, on: On::Both },
     Family { cases: decoder::fallback::CASES, on: On::Both },
     Family { cases: decoder::tiered::CASES, on: On::Both },

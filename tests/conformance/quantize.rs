@@ -397,20 +397,29 @@ fn quantize_of_hostile_numbers_follows_the_contract(backend: &Backend) {
 fn quantize_of_constant_and_empty_blocks_is_exact(backend: &Backend) {
     let rng = &mut Rng::new(3);
     for value in [0.0, 1.5, -0.25] {
-        let spec = Spec { has_weights: false, exact: 0, has_begin: false, ..Spec::random(rng) };
-        let model = Model::random(rng, Spec { dtype: F32, mean_type: F32, ..spec }, |_| value);
-        let call = Call::new(backend, &model);
-        call.run();
-        call.check(&model, 0);
-        let scales = call.layers[0].scales[0].read_floats();
-        for (i, j) in (0..model.spec.batch).flat_map(|i| model.blocks(i).into_iter().map(move |j| (i, j))) {
-            let expected = if model.mean_place(i, j).is_some() { 0.0 } else { continue };
-            for [_, [page, at]] in
-                (j * model.spec.block..(j + 1) * model.spec.block).map(|t| model.places(i, t).unwrap())
-            {
-                assert_eq!(scales[[page, at, 0]], expected, "of keys of {value}");
+        let mut checked = 0;
+        for _ in 0..2 {
+            let spec = Spec { has_weights: false, exact: 0, has_begin: false, ..Spec::random(rng) };
+            let model = Model::random(rng, Spec { dtype: F32, mean_type: F32, ..spec }, |_| value);
+            let call = Call::new(backend, &model);
+            call.run();
+            call.check(&model, 0);
+            let scales = call.layers[0].scales[0].read_floats();
+            for (i, j) in (0..model.spec.batch).flat_map(|i| model.blocks(i).into_iter().map(move |j| (i, j))) {
+                let tokens = j * model.spec.block..(j + 1) * model.spec.block;
+                if model.mean_place(i, j).is_none() {
+                    continue;
+                }
+                for ([_, [page, at]], g) in tokens
+                    .map(|t| model.places(i, t).expect("a coded token"))
+                    .flat_map(|places| (0..model.spec.kv_heads).map(move |g| (places, g)))
+                {
+                    assert_eq!(scales[[page, at, g]], 0.0, "of keys of {value}, head {g}");
+                }
+                checked += (model.spec.kv_heads > 1) as usize;
             }
         }
+        assert!(checked > 0, "no block of keys of {value} and of several heads was coded");
     }
 }
 

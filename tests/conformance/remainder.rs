@@ -1,6 +1,7 @@
 //! What a selection leaves out: log_mass of vwd_select_blocks, and the means and covariances that vwd_remainder_update keeps.
 
 pub mod attention;
+pub mod coded;
 pub mod contents;
 pub mod quality;
 

@@ -1,8 +1,9 @@
 //! vwd_verify_sample: how often each token is drawn, with log-probabilities and by the kernels that know none.
 
 use crate::Case;
+use crate::draws::{Again, Count, asked, drawer, draws};
 use crate::sample::{Scene, is_emulated};
-use crate::sampling::{self, PLAIN, Settings, assert_drawn_from, by_threads, distribution};
+use crate::sampling::{self, PLAIN, Settings, assert_drawn_from, distribution};
 use crate::support::*;
 use vanward::abi::*;
 
@@ -10,52 +11,41 @@ pub const CASES: &[Case] = cases![
     sample_draws_each_token_as_often_as_it_is_likely,
     sample_draws_each_token_as_often_without_log_probabilities,
     sample_draws_each_token_as_often_as_its_rounded_logit_says,
+    sample_draws_each_token_of_long_rows_as_often_as_it_is_likely,
     sample_draws_positions_independently,
 ];
-pub const VARIANTS: &[Case] = cases![sample_by_each_variant_draws_each_token_as_often_as_it_is_likely];
+pub const VARIANTS: &[Case] = cases![
+    sample_by_each_variant_draws_each_token_as_often_as_it_is_likely,
+    sample_by_each_variant_draws_each_token_of_long_rows_as_often,
+];
 
-/// How often each distribution is drawn from: VANWARD_DRAWS times where that is given, as `make draws` does.
-fn draws(backend: &Backend, usually: usize, emulated: usize) -> usize {
-    let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
-    given.unwrap_or(if is_emulated(backend) { emulated } else { usually })
-}
+const EACH: [(&str, u32); 4] =
+    [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
 
-/// Counts of the first committed tokens of `draws` requests that share rows.
-fn count(backend: &Backend, scene: &Scene, draws: usize, mut draft: impl FnMut() -> Vec<i64>) -> Vec<Vec<i64>> {
-    const AT_ONCE: usize = 1000;
-    let (gamma, tokens) = (scene.gamma(), scene.tokens());
-    let chunks = (0..draws).step_by(AT_ONCE).map(|first| {
-        let drafts: Vec<_> = (first..draws.min(first + AT_ONCE)).map(|_| draft()).collect();
-        (first, drafts)
-    });
-    let run = |backend: &Backend, (first, drafts): (usize, Vec<Vec<i64>>)| {
-        let batch = drafts.len();
-        let repeat = |rows: &Array<f64>| {
-            let data = (0..batch).flat_map(|_| rows.data.clone()).collect();
-            Array::new(&[&[batch], &rows.shape[1..]].concat(), data)
-        };
-        let many = Scene {
-            draft: Array::new(&[batch, gamma], drafts.concat()),
-            target: repeat(&Array::new(&[1, gamma + 1, tokens], scene.target.data.clone())),
-            draft_rows: scene.draft_rows.as_ref().map(repeat),
-            settings: vec![scene.settings[0]; batch],
-            // The same seed at every position, or a seed for each request.
-            seeds: (0..batch).map(|i| if first % 2000 == 0 { 42 } else { (first + i) as i64 }).collect(),
-            positions: (0..batch)
-                .map(|i| if first % 2000 == 0 { (first + i) as i64 * (gamma as i64 + 1) } else { 7 })
-                .collect(),
-            ..scene.clone()
-        };
-        let found = many.run(backend, None);
-        (0..batch).map(|i| found.committed.row([i]).to_vec()).collect::<Vec<_>>()
+/// So many requests like the first one.
+fn place<'b>(scene: &Scene, backend: &'b Backend, batch: usize) -> Box<dyn Again + 'b> {
+    let many = Scene {
+        draft: Array::filled(&[batch, scene.gamma()], 0),
+        settings: vec![scene.settings[0]; batch],
+        seeds: vec![0; batch],
+        positions: vec![0; batch],
+        ..scene.clone()
     };
-    by_threads(backend, chunks.collect(), run).concat()
+    Box::new(many.place(backend, None))
 }
 
-fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
-    let mut counts = vec![0; tokens];
-    drawn.for_each(|token| counts[token as usize] += 1);
-    counts
+/// How often each token is the first that is committed, by requests like the scene's whose draft tokens are drawn from q.
+fn first_tokens(backend: &Backend, rng: &mut Rng, scene: &Scene, draws: usize, q: &[f64]) -> Vec<u64> {
+    let (gamma, draft) = (scene.gamma(), drawer(q));
+    let count = Count {
+        draws,
+        positions: gamma + 1,
+        seed: rng.int(0..=i64::MAX) as u64,
+        draft: &|rng, tokens| tokens.extend((0..gamma).map(|_| draft(rng))),
+        bins: scene.tokens(),
+        tally: &|committed, counts| counts[committed[0] as usize] += 1,
+    };
+    count.of(backend, &|backend, batch| place(scene, backend, batch))
 }
 
 fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
@@ -82,9 +72,10 @@ fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
         {
             let mut scene = Scene::plain(F32, Array::new(&[1, row.len()], row.clone()));
             scene.settings = vec![settings];
-            let all = count(backend, &scene, if row.len() > 99 { draws / 10 } else { draws }, Vec::new);
             let p = distribution(row, false, &settings).ok().flatten().expect("sure");
-            assert_drawn_from(&frequencies(row.len(), all.iter().map(|c| c[0])), &p, &format!("{settings:?}"));
+            let draws = if row.len() > 99 { draws / 10 } else { draws };
+            let counts = first_tokens(backend, rng, &scene, draws, &p);
+            assert_drawn_from(&counts, &p, &format!("{settings:?}"));
         }
         // Verification, of drafts drawn from q by other random numbers.
         let no_rows: [(&Vec<f64>, &Vec<f64>); 3] = [(&likely, &likely), (&likely, &elsewhere), (&likely, &one_hot)];
@@ -100,11 +91,9 @@ fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
                     scene.draft = Array::new(&[1, 1], vec![0]);
                     scene.target = Array::new(&[1, 2, 9], [target.clone(), target.clone()].concat());
                     scene.draft_rows = has_rows.then(|| Array::new(&[1, 1, 9], draft.clone()));
-                    let all =
-                        count(backend, &scene, draws, || vec![sampling::draw(&q, rng.unit()).map_or(4, |j| j as i64)]);
                     let p = distribution(target, false, &settings).ok().flatten().expect("sure");
                     let what = format!("rule {rule}, rows {has_rows}, {settings:?}");
-                    assert_drawn_from(&frequencies(9, all.iter().map(|c| c[0])), &p, &what);
+                    assert_drawn_from(&first_tokens(backend, rng, &scene, draws, &q), &p, &what);
                 }
             }
         }
@@ -118,10 +107,8 @@ fn sample_draws_each_token_as_often_without_log_probabilities(backend: &Backend)
 
 /// Filters or none of them: the kernels of each variant.
 fn sample_by_each_variant_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
-    let variants =
-        [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)];
     let draws = draws(backend, 10_000, 50);
-    for (variant, least) in variants {
+    for (variant, least) in EACH {
         let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
         rounds(1, |rng| match variant {
             "sample=cluster" | "sample=half_cluster" => {
@@ -212,8 +199,6 @@ fn drawn_as_likely(backend: &Backend, rng: &mut Rng, draws: usize, scene: &Scene
     let row = scene.draft_rows.as_ref().map_or(&DRAFTED[..], |rows| rows.row([0, 0]));
     let map = scene.map.clone().unwrap_or((0..tokens as i64).collect());
     let (q, _) = sampling::drafted(row, &map, tokens, false, &settings).expect("sure");
-    let draft = |rng: &mut Rng| sampling::draw(&q, rng.unit()).map_or(7, |j| j as i64);
-    let all = count(backend, scene, draws, || (0..scene.gamma()).map(|_| draft(rng)).collect());
     let (rows, map) = (scene.draft_rows.as_ref().map(|rows| rows.shape[2]), &scene.map);
     let what = format!(
         "rule {}, {:?}, {} drafts, rows of {rows:?}, map {map:?}, {settings:?}",
@@ -221,7 +206,95 @@ fn drawn_as_likely(backend: &Backend, rng: &mut Rng, draws: usize, scene: &Scene
         scene.dtype,
         scene.gamma()
     );
-    assert_drawn_from(&frequencies(tokens, all.iter().map(|c| c[0])), &p, &what);
+    assert_drawn_from(&first_tokens(backend, rng, scene, draws, &q), &p, &what);
+}
+
+/// Rows of two tokens and of as many as models have, under each of the filters; by rejection sampling the draft's rows are as long.
+fn sample_draws_each_token_of_long_rows_as_often_as_it_is_likely(backend: &Backend) {
+    rounds(1, |rng| {
+        for tokens in [2, 4504, longest(backend)] {
+            for settings in LONG_FILTERS {
+                for dtype in [F32, BF16] {
+                    long_rows_drawn_as_likely(backend, rng, dtype, tokens, false, settings);
+                }
+            }
+            for settings in [PLAIN, FILTERS[1], FILTERS[3], FILTERS[6]] {
+                long_rows_drawn_as_likely(backend, rng, BF16, tokens, true, settings);
+            }
+        }
+    });
+}
+
+fn sample_by_each_variant_draws_each_token_of_long_rows_as_often(backend: &Backend) {
+    for (variant, least) in EACH {
+        let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
+        rounds(1, |rng| {
+            for settings in LONG_FILTERS {
+                long_rows_drawn_as_likely(&forced, rng, BF16, longest(&forced), false, settings);
+            }
+        });
+        forced.assert_ran(variant);
+    }
+}
+
+/// [`FILTERS`], and a top_k that thousands of tokens share a bound with.
+const LONG_FILTERS: [Settings; 8] = {
+    let mut filters = [Settings { top_k: 3000, ..PLAIN }; 8];
+    let mut n = 0;
+    while n < FILTERS.len() {
+        filters[n] = FILTERS[n];
+        n += 1;
+    }
+    filters
+};
+
+/// Tokens of a row: a model's on a GPU, and where many draws are asked for.
+fn longest(backend: &Backend) -> usize {
+    if backend.is_cuda() && !is_emulated(backend) || asked().is_some() { 151_936 } else { 8200 }
+}
+
+/// Multiples of a quarter, so that bounds of filters lie between tokens that are told apart, or thousands share them. Some 24 tokens have most of the
+/// mass, the first and the last of the row among them.
+fn long_row(rng: &mut Rng, tokens: usize) -> Vec<f64> {
+    let mut row: Vec<f64> = (0..tokens).map(|_| (4.0 * rng.normal()).round() / 4.0).collect();
+    let turn = rng.size(0..=23);
+    for n in (0..24).filter(|_| tokens > 99) {
+        row[n * (tokens - 1) / 23] = 6.0 + ((7 * n + turn) % 24) as f64 / 4.0;
+    }
+    row
+}
+
+/// The first token of requests without drafts, or with one that is drawn from another row.
+fn long_rows_drawn_as_likely(
+    backend: &Backend,
+    rng: &mut Rng,
+    dtype: DType,
+    tokens: usize,
+    has_rows: bool,
+    settings: Settings,
+) {
+    // The CPU takes a second for some thousand rows of a model's.
+    let draws = match backend.is_cuda() {
+        true => draws(backend, 20_000, 8),
+        false => draws(backend, 400, 8).div_ceil(1 + tokens / 2000),
+    };
+    let (row, drafted) = (long_row(rng, tokens), long_row(rng, tokens));
+    let of = |row: &[f64]| distribution(row, false, &settings).ok().flatten().expect("sure");
+    let p = of(&row);
+    let q = if has_rows { of(&drafted) } else { p.clone() };
+    let gamma = has_rows as usize;
+    let scene = Scene {
+        rule: if has_rows { VWD_ACCEPT_REJECTION } else { VWD_ACCEPT_COUPLED },
+        draft: Array::filled(&[1, gamma], 0),
+        target: Array::new(&[1, gamma + 1, tokens], row.repeat(gamma + 1)),
+        draft_dtype: dtype,
+        draft_rows: has_rows.then(|| Array::new(&[1, 1, tokens], drafted)),
+        settings: vec![settings],
+        wants_logprobs: false,
+        ..Scene::plain(dtype, Array::new(&[1, tokens], row))
+    };
+    let what = format!("{tokens} tokens of {dtype:?}, {gamma} drafts, {settings:?}");
+    assert_drawn_from(&first_tokens(backend, rng, &scene, draws, &q), &p, &what);
 }
 
 /// One random number must not decide at two positions, or twice at one.
@@ -239,18 +312,25 @@ fn sample_draws_positions_independently(backend: &Backend) {
             scene.target = Array::new(&[1, 3, 3], rows.concat());
             scene.flags = VWD_SAMPLE_DRAFT_PROBABILITIES;
             scene.draft_rows = has_rows.then(|| Array::new(&[1, 2, 3], [q, q].concat()));
-            let mut token = || sampling::draw(&q, rng.unit()).map_or(0, |j| j as i64);
-            let all = count(backend, &scene, draws, || vec![token(), token()]);
+            let token = drawer(&q);
+            // For each position after the first and each token of the one before.
+            let count = Count {
+                draws,
+                positions: 3,
+                seed: rng.int(0..=i64::MAX) as u64,
+                draft: &|rng, tokens| tokens.extend([token(rng), token(rng)]),
+                bins: 18,
+                tally: &|committed, counts| {
+                    for r in (1..3).filter(|&r| committed[r] >= 0) {
+                        counts[((r - 1) * 3 + committed[r - 1] as usize) * 3 + committed[r] as usize] += 1;
+                    }
+                },
+            };
+            let counts = count.of(backend, &|backend, batch| place(&scene, backend, batch));
             let p = rows.map(|row| distribution(&row, false, &PLAIN).ok().flatten().expect("sure"));
-            for r in 1..3 {
-                for before in 0..3 {
-                    let here = all.iter().filter(|c| c[r] >= 0 && c[r - 1] == before).map(|c| c[r]);
-                    assert_drawn_from(
-                        &frequencies(3, here),
-                        &p[r],
-                        &format!("rule {rule}, position {r} after {before}"),
-                    );
-                }
+            for (n, counts) in counts.chunks(3).enumerate() {
+                let (r, before) = (n / 3 + 1, n % 3);
+                assert_drawn_from(counts, &p[r], &format!("rule {rule}, position {r} after {before}"));
             }
         }
     });

@@ -3,7 +3,6 @@
 //! A random number that lies within MARGIN of where a decision changes leaves the request unsure, and the request is not compared.
 
 use crate::support::*;
-use std::sync::Mutex;
 
 /// What probabilities of the library may be off by, and more.
 const MARGIN: f64 = 2e-6;
@@ -407,49 +406,17 @@ pub fn any_settings(rng: &mut Rng, temperature_last: bool) -> Settings {
     }
 }
 
-/// What `run` gives of each chunk, in order. Where VANWARD_DRAWS asks for many draws, threads share the chunks out, each with a session of its own.
-pub fn by_threads<Chunk: Send, T: Send>(
-    backend: &Backend,
-    chunks: Vec<Chunk>,
-    run: impl Fn(&Backend, Chunk) -> T + Sync,
-) -> Vec<T> {
-    /// Sessions of threads that have ended.
-    static IDLE: Mutex<Vec<Backend>> = Mutex::new(vec![]);
-    if std::env::var_os("VANWARD_DRAWS").is_none() || backend.forces() {
-        return chunks.into_iter().map(|chunk| run(backend, chunk)).collect();
-    }
-    let work = |share: Vec<Chunk>| {
-        let idle = {
-            let mut idle = IDLE.lock().unwrap();
-            idle.iter().position(|b| b.is_cuda() == backend.is_cuda()).map(|at| idle.remove(at))
-        };
-        let own = idle.unwrap_or_else(|| backend.another());
-        let found: Vec<T> = share.into_iter().map(|chunk| run(&own, chunk)).collect();
-        IDLE.lock().unwrap().push(own);
-        found
-    };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let share = chunks.len().div_ceil(threads);
-    let mut chunks = chunks.into_iter();
-    let shares = std::iter::repeat_with(|| chunks.by_ref().take(share).collect::<Vec<_>>());
-    let shares: Vec<_> = shares.take_while(|share| !share.is_empty()).collect();
-    std::thread::scope(|scope| {
-        let work = &work;
-        let threads: Vec<_> = shares.into_iter().map(|share| scope.spawn(move || work(share))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
-    })
-}
-
 /// Whether counts are those of draws from p, at a level of 10^−4: Pearson's χ² by Wilson and Hilferty.
 #[track_caller]
 pub fn assert_drawn_from(counts: &[u64], p: &[f64], what: &str) {
     let draws = counts.iter().sum::<u64>() as f64;
-    // Rare tokens are one bin.
-    let (mut rare, mut rare_p, mut square, mut bins) = (0.0, 0.0, 0.0, 0.0f64);
+    let (mut square, mut bins) = (0.0, 0.0f64);
     let mut add = |count: f64, expected: f64| {
         square += (count - expected).powi(2) / expected;
         bins += 1.0;
     };
+    // Rare tokens share a bin with the next ones, up to 8 draws. What is left of them in the end is none.
+    let (mut rare, mut rare_p) = (0.0, 0.0);
     for (&count, &p) in counts.iter().zip(p) {
         if p * draws >= 8.0 {
             add(count as f64, p * draws);
@@ -457,9 +424,10 @@ pub fn assert_drawn_from(counts: &[u64], p: &[f64], what: &str) {
             assert!(p > 0.0 || count == 0, "{what}: a token without probability was drawn");
             (rare, rare_p) = (rare + count as f64, rare_p + p);
         }
-    }
-    if rare_p * draws >= 8.0 {
-        add(rare, rare_p * draws);
+        if rare_p * draws >= 8.0 {
+            add(rare, rare_p * draws);
+            (rare, rare_p) = (0.0, 0.0);
+        }
     }
     if bins < 2.0 {
         return;

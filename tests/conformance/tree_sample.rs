@@ -4,9 +4,10 @@ mod ends;
 mod scene;
 
 use crate::Case;
+use crate::draws::{Count, draws};
 use crate::sampling::{
-    self, PLAIN, Settings, Turns, WARMEST, assert_drawn_from, by_threads, distribution, few_tokens, forbid, likeliest,
-    logits, steep, uniform,
+    self, PLAIN, Settings, Turns, WARMEST, assert_drawn_from, distribution, few_tokens, forbid, likeliest, logits,
+    steep, uniform,
 };
 use crate::support::trees::*;
 use crate::support::*;
@@ -175,28 +176,24 @@ fn tree_sample_is_exact_for_every_small_tree(backend: &Backend) {
     }
 }
 
-fn draws(backend: &Backend) -> usize {
-    let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
-    given.unwrap_or(if backend.times(1000) < 1000 { 100 } else { 40_000 })
-}
-
-/// Committed tokens of `draws` requests like the scene's, each with drafts of its own.
-fn committed(backend: &Backend, scene: &Scene, draws: usize, rng: &mut Rng) -> Vec<Vec<i64>> {
-    const AT_ONCE: usize = 1000;
-    let chunks: Vec<_> = (0..draws).step_by(AT_ONCE).map(|first| (first, rng.int(0..=i64::MAX) as u64)).collect();
-    let run = |backend: &Backend, (first, seed): (usize, u64)| {
-        let mut many = scene.repeated(AT_ONCE.min(draws - first), first);
-        many.draft(&mut Rng::new(seed));
-        let found = many.run(backend, None).committed;
-        (0..many.batch()).map(|i| found.row([i]).to_vec()).collect::<Vec<_>>()
+/// Counts of what requests like the scene's commit, each with drafts of its own: by first token, and then by the first two tokens if there are more than one node's.
+fn committed(backend: &Backend, scene: &Scene, rng: &mut Rng) -> Vec<u64> {
+    let (vocabulary, drafter) = (scene.vocabulary(), scene.drafter());
+    let count = Count {
+        draws: draws(backend, 40_000, 100),
+        positions: scene.nodes(),
+        seed: rng.int(0..=i64::MAX) as u64,
+        draft: &|rng, tokens| tokens.extend(drafter(rng)),
+        bins: vocabulary * (1 + vocabulary),
+        tally: &|committed, counts| {
+            let first = committed[0] as usize;
+            counts[first] += 1;
+            if committed[1] >= 0 {
+                counts[vocabulary * (1 + first) + committed[1] as usize] += 1;
+            }
+        },
     };
-    by_threads(backend, chunks, run).concat()
-}
-
-fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
-    let mut counts = vec![0; tokens];
-    drawn.for_each(|token| counts[token as usize] += 1);
-    counts
+    count.of(backend, &|backend, batch| Box::new(scene.repeated(batch).place(backend, None)))
 }
 
 /// Two siblings from q = (.5, .5) where p = (.9, .1). A large engine tests each by min(1, p/q), so that the second is tested as if the first
@@ -224,8 +221,7 @@ fn tree_sample_is_exact_where_siblings_are_tested_alike(backend: &Backend) {
     scene.flags = VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES;
     scene.draft_rows = Some(Array::new(&[1, 3, 2], [q; 3].concat()));
     rounds(1, |rng| {
-        let all = committed(backend, &scene, draws(backend), rng);
-        assert_drawn_from(&frequencies(2, all.iter().map(|tokens| tokens[0])), &p, "two siblings");
+        assert_drawn_from(&committed(backend, &scene, rng)[..2], &p, "two siblings");
     });
 }
 
@@ -233,7 +229,6 @@ fn tree_sample_is_exact_where_siblings_are_tested_alike(backend: &Backend) {
 /// may not begin with a stop token.
 fn tree_sample_commits_tokens_as_often_as_they_are_likely(backend: &Backend) {
     const PARENTS: [i64; 9] = [-1, 0, 0, 0, 1, 1, 2, 2, 3];
-    let draws = draws(backend);
     rounds(1, |rng| {
         let root = [2.0, 1.0, 1.0, 0.0, -1.0, f64::NEG_INFINITY];
         // The same row for all children of the root, so that the second token does not depend on the first.
@@ -253,16 +248,14 @@ fn tree_sample_commits_tokens_as_often_as_they_are_likely(backend: &Backend) {
                 scene.tokens = Array::new(&[1, 9], vec![0, 0, 1, 3, 1, 4, 0, 1, 2]);
                 let (stop, min_remaining) = (Some(Array::new(&[2], stops.to_vec())), Some(vec![least]));
                 scene.ends = (least > 0).then(|| Ends { stop, min_remaining, ..Ends::default() });
-                let all = committed(backend, &scene, draws, rng);
+                let counts = committed(backend, &scene, rng);
                 let what = format!("rule {rule}, {q:?}, {settings:?}, {least} without stop");
                 let of = |row: &[f64]| distribution(row, false, &settings).ok().flatten().expect("sure");
                 let mut first_row = root;
                 forbid(&mut first_row, &stops[..if least > 0 { 2 } else { 0 }], false);
-                assert_drawn_from(&frequencies(6, all.iter().map(|tokens| tokens[0])), &of(&first_row), &what);
-                for first in 0..5 {
-                    let here = all.iter().filter(|tokens| tokens[0] == first && tokens[1] >= 0);
-                    let counts = frequencies(6, here.map(|tokens| tokens[1]));
-                    assert_drawn_from(&counts, &of(&below), &format!("{what}, after {first}"));
+                assert_drawn_from(&counts[..6], &of(&first_row), &what);
+                for (first, counts) in counts[6..].chunks(6).enumerate() {
+                    assert_drawn_from(counts, &of(&below), &format!("{what}, after {first}"));
                 }
             }
         }

@@ -138,6 +138,10 @@ pub fn settings() -> &'static Settings {
     })
 }
 
+pub fn with<T>(work: impl FnOnce(&mut Device) -> T) -> T {
+    work(DEVICE.lock().get_or_insert_default())
+}
+
 impl Device {
     pub fn free_bytes(&self) -> usize {
         (MEMORY + self.pinned).saturating_sub(self.pieces.values().map(|piece| piece.0 as usize).sum())

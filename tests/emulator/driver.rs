@@ -2,7 +2,7 @@
 //! empty and events always over; a capture writes it down, and a graph does it in the order of writing.
 
 use crate::captures;
-use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Node, Work, settings};
+use crate::device::{Function, KernelLaunch, Module, Node, Work, settings, with};
 use crate::failures::fails;
 use crate::memory::Fault;
 use crate::streams::Works;
@@ -13,8 +13,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-type R = CUresult;
-const OK: R = R::CUDA_SUCCESS;
+pub type R = CUresult;
+pub const OK: R = R::CUDA_SUCCESS;
 /// The one context.
 const CONTEXT: CUcontext = 0x1000 as CUcontext;
 const SHARED_OF_CTA: u32 = 227 << 10;
@@ -71,10 +71,6 @@ struct Graph {
     /// Their addresses are handles.
     #[allow(clippy::vec_box)]
     nodes: Vec<Box<Node>>,
-}
-
-fn with<T>(work: impl FnOnce(&mut Device) -> T) -> T {
-    work(DEVICE.lock().get_or_insert_default())
 }
 
 fn status(done: Result<(), Fault>) -> R {
@@ -754,7 +750,7 @@ struct Call {
 
 static TOLD: parking_lot::Mutex<(Option<Told>, usize, bool)> = parking_lot::Mutex::new((None, 0, false));
 
-fn tell(name: &CStr) {
+pub fn tell(name: &CStr) {
     let (told, user, enabled) = *TOLD.lock();
     if let Some(told) = told.filter(|_| enabled) {
         told(user as *mut c_void, 1, 0, &Call { site: 0, name: name.as_ptr() });

@@ -3,8 +3,8 @@
 //! README.md says how it is used, what it knows, what it checks beyond hardware and what it cannot see, and names the files in reading order.
 //!
 //! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, tensors, matrix: what
-//! they do; races: what they must not; streams: what orders launches; device, driver, captures, failures: what a program
-//! sees of it.
+//! they do; races: what they must not; streams: what orders launches; device, driver, mapped, captures, failures: what a
+//! program sees of it.
 
 mod access;
 mod captures;
@@ -14,10 +14,12 @@ mod compute;
 mod copies;
 mod decode;
 mod device;
+#[macro_use]
 mod driver;
 mod failures;
 mod instruction;
 mod machine;
+mod mapped;
 mod matrix;
 mod memory;
 mod operations;

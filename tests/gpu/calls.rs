@@ -1,6 +1,7 @@
 //! What an op call asks of the driver: launches, and to know its context. CUPTI reports every driver call.
 
 use crate::Case;
+use crate::support::calls::sampled_calls;
 use crate::support::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -9,6 +10,7 @@ use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("op_calls_ask_the_driver_for_launches_alone", op_calls_ask_the_driver_for_launches_alone),
+    ("sampling_trees_and_compaction_ask_for_launches_alone", sampling_trees_and_compaction_ask_for_launches_alone),
     (
         "what_a_pack_cannot_take_is_refused_before_its_first_launch",
         what_a_pack_cannot_take_is_refused_before_its_first_launch,
@@ -151,15 +153,33 @@ fn op_calls_ask_the_driver_for_launches_alone(backend: &Backend) {
             ]
         };
         for (name, call) in calls {
-            let seen = cupti.calls_of(|| assert_ok(call()));
-            let launches = seen.iter().filter(|call| call.starts_with("cuLaunchKernel")).count();
-            println!("{name} of {batch} × {gamma}: {}", seen.join(", "));
-            assert!((1..=3).contains(&launches), "{name}: {seen:?}");
-            for asked in &seen {
-                assert!(ALLOWED.contains(&asked.as_str()), "{name} asks for {asked}");
-            }
+            asks_for_launches_alone(&cupti, &format!("{name} of {batch} × {gamma}"), call);
         }
         backend.finish(0);
+    }
+}
+
+fn asks_for_launches_alone(cupti: &Cupti, name: &str, call: &dyn Fn() -> i32) {
+    let seen = cupti.calls_of(|| assert_ok(call()));
+    let launches = seen.iter().filter(|call| call.starts_with("cuLaunchKernel")).count();
+    println!("{name}: {}", seen.join(", "));
+    assert!((1..=3).contains(&launches), "{name}: {seen:?}");
+    for asked in &seen {
+        assert!(ALLOWED.contains(&asked.as_str()), "{name} asks for {asked}");
+    }
+}
+
+/// Few rows and many, of a segment or of several.
+fn sampling_trees_and_compaction_ask_for_launches_alone(backend: &Backend) {
+    let cupti = Cupti::open();
+    let many = backend.times(300);
+    for (batch, gamma, vocabulary) in [(1, 0, 40), (2, 3, 8200), (many, 4, 304)] {
+        for (name, call) in sampled_calls(backend, batch, gamma, vocabulary) {
+            // The first call that needs scratch makes the stream's.
+            assert_ok(call());
+            asks_for_launches_alone(&cupti, &format!("{name}, of {batch} × {gamma}"), &call);
+            backend.finish(0);
+        }
     }
 }
 

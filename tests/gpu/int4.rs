@@ -295,7 +295,8 @@ fn attention_over_int4_of_many_tokens_agrees_with_the_cpu(backend: &Backend) {
     let threads = std::thread::available_parallelism().map_or(2, |threads| threads.get() as u32);
     let cpu = Backend::cpu(threads);
     let there = Long::new(&cpu, tokens);
-    for (variant, capabilities, positions) in [("int4_128", 90..=u32::MAX, 1), ("int4_verify128", 90..=90, 9)] {
+    let variants = [("int4_128", 90..=u32::MAX, 1), ("int4_verify128", 90..=90, 9), ("int4_mma", 0..=u32::MAX, 9)];
+    for (variant, capabilities, positions) in variants {
         let forced = format!("attention={variant}");
         let Some(backend) = backend.forcing(&forced, capabilities) else { continue };
         let here = Long::new(&backend, tokens);

@@ -22,6 +22,10 @@ pub const CASES: &[Case] = &[
         decoder_on_a_cache_with_decoded_slots_replays_a_step_of_each_strategy,
     ),
     (
+        "decoder_on_a_cache_in_int4_replays_steps_that_join_the_term_for_what_lists_leave_out",
+        decoder_on_a_cache_in_int4_replays_steps_that_join_the_term_for_what_lists_leave_out,
+    ),
+    (
         "decoder_on_a_cache_gives_the_same_whenever_its_copies_run",
         decoder_on_a_cache_gives_the_same_whenever_its_copies_run,
     ),
@@ -39,11 +43,19 @@ const AHEAD: usize = 6;
 /// Channels of the residual stream that a forecast reads.
 const INPUT: usize = 96;
 
-/// A strategy's name, the policies of the layers, and whether a forecast makes the foreseen queries.
-type Strategy = (&'static str, [vwd_decoder_policy; LAYERS], bool);
+/// What the decoders of a comparison do.
+#[derive(Clone, Copy)]
+struct Strategy {
+    name: &'static str,
+    policies: [vwd_decoder_policy; LAYERS],
+    /// A forecast makes the foreseen queries.
+    by_forecast: bool,
+    /// The term for what lists leave out joins.
+    has_term: bool,
+}
 
-fn strategies() -> Vec<Strategy> {
-    let of = |strategy, predict| vwd_decoder_policy {
+fn policy(strategy: u32, predict: u32) -> vwd_decoder_policy {
+    vwd_decoder_policy {
         method: VWD_SELECT_AXIS,
         k: K as u32,
         init_blocks: 1,
@@ -55,12 +67,15 @@ fn strategies() -> Vec<Strategy> {
         ratio: 0.0,
         holt: vwd_holt { alpha: 0.0, beta: 0.0, gamma: 0.0 },
         reserved: [0; 4],
-    };
-    let serial = of(VWD_STRATEGY_SERIAL, 0);
-    let past = of(VWD_STRATEGY_ASYNC_TLS, 0);
-    let sparda = of(VWD_STRATEGY_SPARDA, 0);
-    let by_scores = of(VWD_STRATEGY_VANWARD, VWD_PREDICT_SCORES);
-    let foreseen = of(VWD_STRATEGY_VANWARD, VWD_PREDICT_FORESEEN);
+    }
+}
+
+fn strategies() -> Vec<Strategy> {
+    let serial = policy(VWD_STRATEGY_SERIAL, 0);
+    let past = policy(VWD_STRATEGY_ASYNC_TLS, 0);
+    let sparda = policy(VWD_STRATEGY_SPARDA, 0);
+    let by_scores = policy(VWD_STRATEGY_VANWARD, VWD_PREDICT_SCORES);
+    let foreseen = policy(VWD_STRATEGY_VANWARD, VWD_PREDICT_FORESEEN);
     let dense = vwd_decoder_policy { method: 0, k: 0, init_blocks: 0, local_blocks: 0, ..serial };
     let short = vwd_decoder_policy { dense_below: (ROOM * 3 / 4) as u32, ..serial };
     let given = [
@@ -72,14 +87,23 @@ fn strategies() -> Vec<Strategy> {
         ("mixed", [foreseen, past, by_scores]),
         ("dense layers", [dense, short, by_scores]),
     ];
-    let given = given.map(|(name, policies)| (name, policies, false));
-    given.into_iter().chain([("SPARDA by a forecast", [sparda; LAYERS], true)]).collect()
+    let by_forecast = ("SPARDA by a forecast", [sparda; LAYERS]);
+    let of = |(name, policies), by_forecast| Strategy { name, policies, by_forecast, has_term: false };
+    given.into_iter().map(|given| of(given, false)).chain([of(by_forecast, true)]).collect()
+}
+
+/// Those that have the term for what lists leave out.
+fn strategies_with_term() -> Vec<Strategy> {
+    let (serial, sparda) = (policy(VWD_STRATEGY_SERIAL, 0), policy(VWD_STRATEGY_SPARDA, 0));
+    let of = |name, policies| Strategy { name, policies, by_forecast: false, has_term: true };
+    vec![of("SERIAL with the term", [serial; LAYERS]), of("SPARDA with the term", [sparda, serial, sparda])]
 }
 
 struct Decoder(*mut vwd_decoder);
 
 impl Decoder {
-    fn create(backend: &Backend, policies: &[vwd_decoder_policy], cache: &Cache) -> Decoder {
+    fn create(backend: &Backend, strategy: &Strategy, cache: &Cache) -> Decoder {
+        let Strategy { policies, has_term, .. } = strategy;
         let options = vwd_decoder_options {
             layers: LAYERS as u32,
             max_rows: ROWS as u32,
@@ -93,6 +117,8 @@ impl Decoder {
             block_size: BLOCK as u32,
             policy_count: LAYERS as u32,
             policies: policies.as_ptr(),
+            max_draft: *has_term as u32,
+            remainder: *has_term as u32,
             ..args()
         };
         let mut decoder = std::ptr::null_mut();
@@ -128,7 +154,7 @@ struct Side<'b> {
 
 impl<'b> Side<'b> {
     fn new(backend: &'b Backend, strategy: &Strategy, [coding, slot_coding]: [u32; 2]) -> Side<'b> {
-        let (_, policies, by_forecast) = strategy;
+        let by_forecast = strategy.by_forecast;
         let plain = Layout::default();
         let zeros = |dtype, extents: &[usize]| Tensor::floats(backend, dtype, &Array::filled(extents, 0.0), &plain);
         let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
@@ -153,12 +179,12 @@ impl<'b> Side<'b> {
                 ..args()
             },
         );
-        let foreseen: &[usize] = if *by_forecast { &[ROWS, INPUT] } else { &queries };
+        let foreseen: &[usize] = if by_forecast { &[ROWS, INPUT] } else { &queries };
         // The same map on all sides.
         let map = by_forecast.then(|| Map::random(&mut Rng::new(7), [HEADS[0], DIM, INPUT], Some(24), false));
         Side {
             backend,
-            decoder: Decoder::create(backend, policies, &cache),
+            decoder: Decoder::create(backend, strategy, &cache),
             cache,
             sequences: ints(&[ROWS]),
             lens: ints(&[ROWS]),
@@ -353,37 +379,50 @@ const REPAIRED: f64 = 4e-3;
 
 /// Codings of a cache's blocks and of its slots.
 const EXACT: [u32; 2] = [VWD_CODING_EXACT, VWD_SLOTS_AS_STORED];
+const INT4: [u32; 2] = [VWD_CODING_INT4, VWD_SLOTS_AS_STORED];
 const DECODED: [u32; 2] = [VWD_CODING_INT4, VWD_SLOTS_DECODED];
 
 fn decoder_on_a_cache_replays_a_step_of_each_strategy(backend: &Backend) {
-    compare(&[backend; 2], EXACT, 500);
+    compare(&[backend; 2], EXACT, 500, strategies());
 }
 
 /// On a cache whose blocks are coded as they become whole: graphs code what is there at their replay.
 fn decoder_on_a_cache_in_int4_replays_a_step_of_each_strategy(backend: &Backend) {
-    compare(&[backend; 2], [VWD_CODING_INT4, VWD_SLOTS_AS_STORED], 200);
+    compare(&[backend; 2], INT4, 200, strategies());
+}
+
+/// What graphs count, and lists that name exact and coded blocks, change from one replay to the next.
+fn decoder_on_a_cache_in_int4_replays_steps_that_join_the_term_for_what_lists_leave_out(backend: &Backend) {
+    compare(&[backend; 2], INT4, 200, strategies_with_term());
 }
 
 /// On one whose slots hold what the codes stand for.
 fn decoder_on_a_cache_with_decoded_slots_replays_a_step_of_each_strategy(backend: &Backend) {
-    compare(&[backend; 2], DECODED, 200);
+    compare(&[backend; 2], DECODED, 200, strategies());
 }
 
 /// Against steps without delays: steps with them, enqueued one by one and in a graph. What has arrived when VANWARD attends it, and what
 /// its repair adds, depends on time: its sums have another order then.
 fn decoder_on_a_cache_gives_the_same_whenever_its_copies_run(backend: &Backend) {
     let delaying = backend.delaying(MOST_DELAY);
-    compare(&[backend, &delaying, &delaying], EXACT, 500);
-    compare(&[backend, &delaying, &delaying], DECODED, 200);
+    compare(&[backend, &delaying, &delaying], EXACT, 500, strategies());
+    compare(&[backend, &delaying, &delaying], DECODED, 200, strategies());
 }
 
-/// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same.
-fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize) {
-    let evicted = Cell::new(0);
-    for strategy in strategies() {
-        let (name, policies, by_forecast) = strategy;
+/// Steps of decoders whose calls are enqueued one by one, and of the last one, whose step is captured once, give the same. Where a term joins, so do
+/// those of one more decoder, without a term, which has to give something else.
+fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize, strategies: Vec<Strategy>) {
+    let (evicted, joined) = (Cell::new(0), Cell::new(0));
+    for strategy in strategies {
+        let Strategy { name, policies, by_forecast, has_term } = strategy;
+        let plain = Strategy { has_term: false, ..strategy };
         rounds(1, |rng| {
-            let sides: Vec<Side> = backends.iter().map(|backend| Side::new(backend, &strategy, coding)).collect();
+            let without = has_term.then(|| Side::new(backends[0], &plain, coding));
+            let first = without.is_some() as usize;
+            let sides: Vec<Side> = without
+                .into_iter()
+                .chain(backends.iter().map(|&backend| Side::new(backend, &strategy, coding)))
+                .collect();
             sides.iter().for_each(Side::reserve);
             let (captured, eager) = sides.split_last().expect("decoders");
             let graph = Graph::capture(captured.backend.stream().cast(), || captured.enqueue());
@@ -439,12 +478,15 @@ fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize) {
                         policy.method == 0 || policy.dense_below > 0 || modes.contains(&(VWD_DECODER_DENSE as i64));
                     let is_repaired = policy.strategy == VWD_STRATEGY_VANWARD || has_dense;
                     let tolerance = if is_repaired { REPAIRED } else { 0.0 };
-                    for (n, found) in outs.iter().enumerate().skip(1) {
-                        for (x, y) in found.data.iter().zip(&outs[0].data) {
+                    if has_term && outs[0].data.iter().zip(&outs[1].data).any(|(x, y)| (x - y).abs() > REPAIRED) {
+                        joined.set(joined.get() + 1);
+                    }
+                    for (n, found) in outs.iter().enumerate().skip(first + 1) {
+                        for (x, y) in found.data.iter().zip(&outs[first].data) {
                             let lens = rows.map(|row| row.len);
                             let about =
                                 format!("{name}, replay {replay}, layer {layer}, {lens:?} tokens, modes {modes:?}");
-                            assert!((x - y).abs() <= tolerance, "decoder {n}, {about}: {x}, decoder 0 {y}");
+                            assert!((x - y).abs() <= tolerance, "decoder {n}, {about}: {x}, decoder {first} {y}");
                         }
                     }
                 }
@@ -455,6 +497,7 @@ fn compare(backends: &[&Backend], coding: [u32; 2], replays: usize) {
                 assert!(misses > 0, "{name} missed nothing");
                 evicted.set(evicted.get() + evictions);
             }
+            assert_eq!(joined.take() > 0, has_term, "{name}: whether a term joined");
         });
     }
     assert!(evicted.get() > 0, "no block left its slot");

@@ -126,16 +126,6 @@ impl Backend {
         Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: None }
     }
 
-    /// The same device in a session of its own, which forces nothing.
-    pub fn another(&self) -> Backend {
-        if self.is_cuda() { Backend::cuda().expect("a session") } else { Backend::cpu(1) }
-    }
-
-    /// Whether its session forces variants.
-    pub fn forces(&self) -> bool {
-        self.log.is_some()
-    }
-
     pub fn is_cuda(&self) -> bool {
         matches!(self.device, Device::Cuda(_))
     }
@@ -165,6 +155,13 @@ impl Backend {
         match self.device {
             Device::Cpu => (1, 0),
             Device::Cuda(_) => (2, 0),
+        }
+    }
+
+    /// Makes the device's context current on this thread.
+    pub fn enter(&self) {
+        if let Device::Cuda(cuda) = &self.device {
+            cuda.enter();
         }
     }
 

@@ -1,5 +1,7 @@
-//! Memory that is there in name only, and how much of its stack a call touches.
+//! Memory that is there in name only, memory that cannot be written, and how much of its stack a call touches.
 
+use super::backend::Backend;
+use cudarc::driver::sys;
 use std::ffi::c_void;
 
 /// Memory that exists once it is touched.
@@ -23,6 +25,65 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by new.
         unsafe { libc::munmap(self.start, self.bytes) };
+    }
+}
+
+/// Memory where the session computes, which can be read alone: a write ends the process on the CPU, and is an illegal address on CUDA.
+pub enum ReadOnly {
+    Host(Mapping),
+    Cuda { address: sys::CUdeviceptr, bytes: usize },
+}
+
+impl ReadOnly {
+    pub fn new(backend: &Backend, bytes: usize) -> ReadOnly {
+        if !backend.is_cuda() {
+            let mapping = Mapping::new(bytes);
+            // SAFETY: mapped by new.
+            assert_eq!(unsafe { libc::mprotect(mapping.start, mapping.bytes, libc::PROT_READ) }, 0);
+            return ReadOnly::Host(mapping);
+        }
+        // SAFETY: plain data, valid when zero; pointers to what the functions read and write.
+        unsafe {
+            backend.enter();
+            let location =
+                sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ..std::mem::zeroed() };
+            let of = sys::CUmemAllocationProp {
+                type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+                location,
+                ..std::mem::zeroed()
+            };
+            let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+            let (mut granule, mut address, mut memory) = (0, 0, 0);
+            sys::cuMemGetAllocationGranularity(&mut granule, &of, least).result().expect("its granularity");
+            let bytes = bytes.next_multiple_of(granule);
+            sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0).result().expect("addresses");
+            sys::cuMemCreate(&mut memory, bytes, &of, 0).result().expect("memory");
+            sys::cuMemMap(address, bytes, 0, memory, 0).result().expect("a mapping");
+            sys::cuMemRelease(memory).result().expect("the mapping keeps it");
+            let access =
+                sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ };
+            sys::cuMemSetAccess(address, bytes, &access, 1).result().expect("access to read");
+            ReadOnly::Cuda { address, bytes }
+        }
+    }
+
+    pub fn start(&self) -> *mut c_void {
+        match self {
+            ReadOnly::Host(mapping) => mapping.start,
+            ReadOnly::Cuda { address, .. } => *address as *mut c_void,
+        }
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        if let ReadOnly::Cuda { address, bytes } = *self {
+            // SAFETY: mapped by new; a failure here would hide the test's own.
+            unsafe {
+                let _ = sys::cuMemUnmap(address, bytes);
+                let _ = sys::cuMemAddressFree(address, bytes);
+            }
+        }
     }
 }
 

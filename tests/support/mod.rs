@@ -6,6 +6,7 @@
 pub mod array;
 pub mod backend;
 pub mod budget;
+pub mod calls;
 pub mod int4;
 pub mod maps;
 pub mod memory;
@@ -19,7 +20,7 @@ pub mod trees;
 
 pub use array::{Array, indices};
 pub use backend::{Backend, Place};
-pub use memory::{Mapping, STACK, stack_of};
+pub use memory::{Mapping, ReadOnly, STACK, stack_of};
 pub use paged::Paged;
 pub use rng::{Rng, rounds};
 pub use session::{Lines, Session, assert_fails, assert_ok, collect, last_error, last_message};

@@ -329,6 +329,16 @@ impl<'b> Tensor<'b> {
         Tensor { place, memory, ..self }
     }
 
+    /// The same, where its first dimension is 1, as that of so many that share the memory.
+    pub fn shared_by(self, count: usize) -> Tensor<'b> {
+        if self.shape[0] != 1 || count == 1 {
+            return self;
+        }
+        let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
+        (shape[0], strides[0]) = (count, 0);
+        Tensor { shape, strides, ..self }
+    }
+
     /// The part at `index` of dimension `d`, in the same memory: K of a buffer that holds K and V side by side.
     pub fn part(&self, d: usize, index: usize) -> Tensor<'b> {
         let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
@@ -375,6 +385,25 @@ impl<'b> Tensor<'b> {
     pub fn refill_floats(&self, values: &Array<f64>) {
         assert_eq!(values.shape, self.shape);
         self.refill(|at, to| self.dtype.encode_float(values.data[at], to));
+    }
+
+    /// The bytes of so many integers one after the other, for [`Tensor::write`].
+    pub fn encode(&self, values: &[i64]) -> Vec<u8> {
+        let mut bytes = vec![0; values.len() * self.dtype.bytes()];
+        bytes.chunks_exact_mut(self.dtype.bytes()).zip(values).for_each(|(to, &x)| self.dtype.encode_int(x, to));
+        bytes
+    }
+
+    /// The integers of bytes that [`Tensor::read_memory`] gave of a contiguous tensor.
+    pub fn decode(&self, bytes: &[u8]) -> Vec<i64> {
+        bytes.chunks_exact(self.dtype.bytes()).map(|bytes| self.dtype.decode_int(bytes)).collect()
+    }
+
+    /// Replaces the first bytes of its memory.
+    pub fn write(&self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.memory.write(bytes);
+        }
     }
 
     fn refill(&self, write: impl Fn(usize, &mut [u8])) {

@@ -442,6 +442,65 @@ static void gather(const vw::Session &session) {
   CHECK((target == Ints{4, 5, 0, 1}));
 }
 
+// One sequence of two blocks of 16 tokens, of 64 channels: channel 0 of a key is 10 ± 60, that of a value 60. Their rotations are 7.5 in
+// every channel, of either sign, which codes 0 and 15 of scale 1 stand for exactly.
+static void tokens_in_int4(const vw::Session &session) {
+  constexpr int tokens = 32, block = 16, channels = 64;
+  Floats k(tokens * channels), v(tokens * channels), means(tokens / block * channels, -1), weights(channels, -1);
+  for (int t = 0; t < tokens; ++t) {
+    k[t * channels] = t % 2 != 0 ? 70.f : -50.f;
+    v[t * channels] = 60;
+  }
+  Ints lens = {tokens}, coded = {tokens};
+  std::vector<std::uint8_t> k_codes(tokens * channels / 2, 1), v_codes(tokens * channels / 2, 1);
+  std::vector<vw::Float8E4M3> k_scale(tokens), v_scale(tokens);
+  auto int4 = vw::make<vwd_int4_kv>();
+  int4.block_size = block;
+  int4.k = vw::tensor(k_codes, {1, tokens, 1, channels / 2});
+  int4.v = vw::tensor(v_codes, {1, tokens, 1, channels / 2});
+  int4.k_scale = vw::tensor(k_scale, {1, tokens, 1});
+  int4.v_scale = vw::tensor(v_scale, {1, tokens, 1});
+  int4.coded_lens = vw::tensor(coded);
+  int4.means = vw::tensor(means, {1, tokens / block, 1, channels});
+  auto kv = vw::make<vwd_paged_kv>();
+  kv.k = vw::tensor(k, {1, tokens, 1, channels});
+  kv.v = vw::tensor(v, {1, tokens, 1, channels});
+  kv.seq_lens = vw::tensor(lens);
+  kv.int4 = &int4;
+  const vwd_paged_kv *const layers[] = {&kv};
+  auto quantize = vw::make<vwd_kv_quantize_args>();
+  quantize.layer_count = 1;
+  quantize.layers = layers;
+  session.kv_quantize(quantize);
+  for (int t = 0; t < tokens; ++t) {
+    CHECK(k_codes[t * channels / 2] == (t % 2 != 0 ? 0xff : 0) && v_codes[t * channels / 2 + 31] == 0xff);
+    CHECK(k_scale[t].bits == 0x38 && v_scale[t].bits == 0x38);  // 1
+  }
+  CHECK(means[0] == 10 && means[1] == 0 && means[channels] == 10);
+
+  // Attention reads the codes, and not the exact tokens any more. Values are equal, so that their mean is 60 whatever the weights.
+  Floats q(channels, 1), out(channels, -1);
+  auto attend = vw::make<vwd_attention_args>();
+  attend.kv = &kv;
+  attend.q = vw::tensor(q, {1, 1, channels});
+  attend.out = vw::tensor(out, {1, 1, channels});
+  std::fill(k.begin(), k.end(), 0.f), std::fill(v.begin(), v.end(), 0.f);
+  session.attention(attend);
+  CHECK(near(out[0], 60, 1e-2) && near(out[1], 0, 1e-2));
+
+  // All channels of keys have the spread 1, and half of the channels of queries are four times as large: √1 and √¼, whose mean is ¾.
+  Floats keys(tokens * channels), queries(channels);
+  for (int n = 0; n < tokens * channels; ++n) keys[n] = n / channels % 2 != 0 ? 3.f : 1.f;
+  for (int c = 0; c < channels; ++c) queries[c] = c % 2 != 0 ? -4.f : 1.f;
+  auto weigh = vw::make<vwd_kv_weights_args>();
+  weigh.block_size = block;
+  weigh.q = vw::tensor(queries, {1, 1, channels});
+  weigh.k = vw::tensor(keys, {tokens, 1, channels});
+  weigh.weights = vw::tensor(weights, {1, channels});
+  session.kv_weights(weigh);
+  CHECK(near(weights[0], 4. / 3, 1e-6) && near(weights[1], 2. / 3, 1e-6) && near(weights[63], 2. / 3, 1e-6));
+}
+
 static void tiered_cache(const vw::Session &session) {
   auto options = vw::make<vwd_kv_cache_options>();
   options.layers = options.kv_heads = 1;
@@ -785,6 +844,7 @@ int main() {
       summaries_of_several_layers,
       topk,
       gather,
+      tokens_in_int4,
       tiered_cache,
       decoder_on_a_cache,
       decoder_foresees_accepts_and_resets,

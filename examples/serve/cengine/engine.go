@@ -24,6 +24,32 @@ type Options struct {
 	MaxDrafts int // of a job in a step
 	Blocks    int // of 16 tokens, that a sparse step reads for each KV head
 	How       How
+
+	HostKV   bool     // keys and values in host memory, and in slots what sparse steps read
+	Slots    int      // with HostKV: tokens of a layer that there are slots for
+	Strategy Strategy // with HostKV: how sparse steps attend
+}
+
+// A Strategy is how sparse steps attend on a tiered cache. Vanward has the text of Serial.
+type Strategy uint32
+
+const (
+	Serial   Strategy = C.VWD_STRATEGY_SERIAL
+	AsyncTLS Strategy = C.VWD_STRATEGY_ASYNC_TLS
+	Vanward  Strategy = C.VWD_STRATEGY_VANWARD
+)
+
+// ParseStrategy knows serial, async-tls and vanward.
+func ParseStrategy(name string) (Strategy, error) {
+	switch name {
+	case "serial":
+		return Serial, nil
+	case "async-tls":
+		return AsyncTLS, nil
+	case "vanward":
+		return Vanward, nil
+	}
+	return 0, fmt.Errorf("%q; expected serial, async-tls or vanward", name)
 }
 
 // How tokens are computed. All but Sparse give the text of dense attention.
@@ -63,7 +89,7 @@ func New(m *Model, o Options) (*Engine, error) {
 	var why C.batch_error
 	options := C.batch_options{
 		rows: C.int(o.Rows), max_tokens: C.int(o.MaxTokens), pages: C.int(o.Pages), chunk: C.int(o.Chunk), max_drafts: C.int(o.MaxDrafts),
-		k: C.int(o.Blocks),
+		k: C.int(o.Blocks), host_kv: C.bool(o.HostKV), slots: C.int(o.Slots), strategy: C.uint32_t(o.Strategy),
 	}
 	batch := C.batch_create(m.model, m.session, &options, &why)
 	if batch == nil {
@@ -123,6 +149,7 @@ func (e *Engine) Counters() server.Counters {
 		Steps: int64(c.steps), PromptTokens: int64(c.prompt_tokens), SharedTokens: int64(c.shared_tokens), NewTokens: int64(c.new_tokens),
 		Drafted: int64(c.drafted), Accepted: int64(c.accepted), Preemptions: int64(c.preemptions), Evictions: int64(c.evictions),
 		Sequences: int(c.sequences), Preempted: int(c.waiting), Pages: int(c.pages), FreePages: int(c.free_pages), SharedPages: int(c.known_pages),
+		SlotHits: int64(c.slot_hits), SlotMisses: int64(c.slot_misses), FetchedBytes: int64(c.fetched_bytes),
 	}
 }
 

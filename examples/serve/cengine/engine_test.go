@@ -106,43 +106,47 @@ func TestJobsBesideOthersHaveTheTokensOfJobsAlone(t *testing.T) {
 		if how == Sparse {
 			continue // its tokens are not those of dense attention
 		}
-		t.Run(name, func(t *testing.T) {
-			seed := time.Now().UnixNano()
-			t.Log("seed", seed)
-			random := rand.New(rand.NewSource(seed))
-			e, err := New(m, Options{Rows: 6, MaxTokens: 256, Pages: 24, How: how, Chunk: 24, Blocks: 4})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer e.Close()
-			jobs, answers := map[int64]server.Job{}, map[int64][]int32{}
-			for begun := 0; begun < 40; {
-				job := randomJob(random, m)
-				a, err := e.Admit(job)
-				if err == nil {
-					jobs[a.ID] = job
-					begun++
-				} else if err != server.ErrFull {
-					t.Fatal(err)
-				}
-				collect(t, e, answers)
-				if random.Intn(15) == 0 {
-					e.Cancel(a.ID)
-					delete(jobs, a.ID)
-				}
-			}
-			finish(t, e, answers)
-			c := e.Counters()
-			t.Logf("%+v", c)
-			if c.FreePages != c.Pages {
-				t.Errorf("%d of %d pages are free", c.FreePages, c.Pages)
-			}
-			for id, job := range jobs {
-				if want := aloneTokens(t, m, job); !slices.Equal(answers[id], want) {
-					t.Fatalf("%+v: %v; alone %v", job, answers[id], want)
-				}
-			}
-		})
+		for where, hostKV := range map[string]bool{"pages": false, "host memory": true} {
+			t.Run(name+" from "+where, func(t *testing.T) { runBesideOthers(t, m, how, hostKV) })
+		}
+	}
+}
+
+func runBesideOthers(t *testing.T, m *Model, how How, hostKV bool) {
+	seed := time.Now().UnixNano()
+	t.Log("seed", seed)
+	random := rand.New(rand.NewSource(seed))
+	e, err := New(m, Options{Rows: 6, MaxTokens: 256, Pages: 24, How: how, Chunk: 24, Blocks: 4, HostKV: hostKV})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	jobs, answers := map[int64]server.Job{}, map[int64][]int32{}
+	for begun := 0; begun < 40; {
+		job := randomJob(random, m)
+		a, err := e.Admit(job)
+		if err == nil {
+			jobs[a.ID] = job
+			begun++
+		} else if err != server.ErrFull {
+			t.Fatal(err)
+		}
+		collect(t, e, answers)
+		if random.Intn(15) == 0 {
+			e.Cancel(a.ID)
+			delete(jobs, a.ID)
+		}
+	}
+	finish(t, e, answers)
+	c := e.Counters()
+	t.Logf("%+v", c)
+	if c.FreePages != c.Pages {
+		t.Errorf("%d of %d pages are free", c.FreePages, c.Pages)
+	}
+	for id, job := range jobs {
+		if want := aloneTokens(t, m, job); !slices.Equal(answers[id], want) {
+			t.Fatalf("%+v: %v; alone %v", job, answers[id], want)
+		}
 	}
 }
 

@@ -82,6 +82,10 @@ const (
 type Counters struct {
 	Steps, PromptTokens, SharedTokens, NewTokens, Drafted, Accepted, Preemptions, Evictions int64
 
+	// With keys and values in host memory: blocks that sparse steps asked for and that were in slots of device memory, and those that were not;
+	// bytes that were copied to slots. Else 0.
+	SlotHits, SlotMisses, FetchedBytes int64
+
 	Sequences, Preempted          int // that are in the engine; of these, those that gave their pages back for now
 	Pages, FreePages, SharedPages int // of the pool; that nobody uses; whose contents a prompt may share
 }

@@ -142,7 +142,10 @@ func (m *metrics) write(w io.Writer, waiting int64) {
 	number("draft_tokens_total", "counter", "Tokens that were drafted.", c.Drafted)
 	number("draft_tokens_accepted_total", "counter", "Drafted tokens that were right.", c.Accepted)
 	number("preemptions_total", "counter", "Times that a request gave its pages back and was computed again.", c.Preemptions)
-	number("evictions_total", "counter", "Pages of the prefix cache whose room was needed.", c.Evictions)
+	number("evictions_total", "counter", "Pages of the prefix cache, or with --host-kv sequences, whose room was needed.", c.Evictions)
+	number("slot_hits_total", "counter", "Blocks of keys and values that were in slots when they were asked for, with --host-kv.", c.SlotHits)
+	number("slot_misses_total", "counter", "Blocks of keys and values that were in no slot, with --host-kv.", c.SlotMisses)
+	number("fetched_bytes_total", "counter", "Bytes of keys and values that were copied from host memory to slots, with --host-kv.", c.FetchedBytes)
 
 	for _, h := range []struct {
 		name, help string

@@ -227,8 +227,7 @@ Form Attention::form_of(const Node &node) const {
     if (options.method == Method::minmax) {
         return {false, false, dim, dim};
     }
-    // A GPU's fast kernels read INT4, in these dimensions.
-    return on_gpu() && dim % 64 == 0 && dim <= 256 ? Form{true, true, dim / 2, dim / 8} : Form{true, false, 2 * dim, 0};
+    return on_gpu() && are_summaries_int4(dim) ? Form{true, true, dim / 2, dim / 8} : Form{true, false, 2 * dim, 0};
 }
 
 void Attention::make_room(const Node &node, const Cache &cache, Layer &layer) const {

@@ -67,6 +67,9 @@ struct Form {
     int64_t first, second;
 };
 
+/** Whether summaries by AXIS of such heads are in INT4 on a GPU, whose fast kernels read it in these dimensions. */
+inline bool are_summaries_int4(int64_t head_dim) { return head_dim % 64 == 0 && head_dim <= 256; }
+
 /** What one context computes attention with, in one memory. */
 class Attention {
   public:

@@ -177,8 +177,13 @@ ggml_backend_device wrap(Gpu &gpu, ggml_backend_reg_t registry) {
         inner_of(self)->iface.get_memory(inner_of(self), free, total);
         *free -= gpu_of(self).reserved_of(*free);
     };
+    // llama.cpp asks for the operations of a context before it fits the context's size to the memory.
+    calls.supports_op = [](Self self, const ggml_tensor *op) {
+        gpu_of(self).note(op);
+        return inner_of(self)->iface.supports_op(inner_of(self), op);
+    };
     forward<&ggml_backend_device_i::get_buffer_type, &ggml_backend_device_i::get_host_buffer_type,
-            &ggml_backend_device_i::buffer_from_host_ptr, &ggml_backend_device_i::supports_op, &ggml_backend_device_i::supports_buft,
+            &ggml_backend_device_i::buffer_from_host_ptr, &ggml_backend_device_i::supports_buft,
             &ggml_backend_device_i::offload_op, &ggml_backend_device_i::event_new, &ggml_backend_device_i::event_free,
             &ggml_backend_device_i::event_synchronize>(calls, gpu.inner()->iface);
     return {calls, registry, &gpu};

@@ -1,5 +1,6 @@
 #include "gpu_memory.h"
 
+#include "attention.h"
 #include "counters.h"
 #include "cuda.h"
 #include "ggml_calls.h"
@@ -77,9 +78,21 @@ ggml_backend_buffer_type_t Gpu::buffer_type() const { return ggml.ggml_backend_d
 bool Gpu::is_host() const { return ggml.ggml_backend_buft_is_host(buffer_type()); }
 
 size_t Gpu::reserved_of(size_t free) const {
-    // Two rows of 16 bits for each block of keys, which are half of the cache; by AXIS in INT4, as for most sizes of heads, a third of that.
-    const int share = options.block * (options.method == Method::axis ? 3 : 1);
+    // Two rows of 16 bits for each block of keys, which are half of the cache; by AXIS in INT4 a third of that. Until a context shows what heads
+    // it has, they may be of any size.
+    const bool int4 = options.method == Method::axis && knows_heads_ && !has_wide_summaries_;
+    const int share = options.block * (int4 ? 3 : 1);
     return options.enabled && options.sparse ? free / static_cast<size_t>(share + 1) : 0;
+}
+
+void Gpu::note(const ggml_tensor *op) {
+    Node node;
+    if (strcmp(ggml.ggml_op_name(op->op), "FLASH_ATTN_EXT") == 0 && take_apart(op, node) == nullptr) {
+        if (!are_summaries_int4(node.head_dim)) {
+            has_wide_summaries_ = true;
+        }
+        knows_heads_ = true;
+    }
 }
 
 std::string Gpu::make_session() {

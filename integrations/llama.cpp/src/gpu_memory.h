@@ -4,6 +4,7 @@
 #include "ggml-backend.h"
 #include "memory.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
@@ -24,8 +25,10 @@ class Gpu {
     /** Whether the host reads its memory, as where the CPU is wrapped for tests. */
     bool is_host() const;
 
-    /** The share of free memory that summaries take if the rest becomes a cache. */
+    /** The share of free memory that summaries take at most if the rest becomes a cache. */
     size_t reserved_of(size_t free) const;
+    /** Notes an operation that a context may give to this device: the heads of its attentions decide how summaries are kept. */
+    void note(const ggml_tensor *op);
 
     /** The session of all its contexts, made when first asked for. NULL where there is none; the log says why. */
     vwd_session *session();
@@ -41,6 +44,8 @@ class Gpu {
 
     ggml_backend_dev_t inner_;
     std::string name_, description_;
+    /** Whether heads were noted, and whether summaries of some are of 16 bits. */
+    std::atomic<bool> knows_heads_{false}, has_wide_summaries_{false};
     std::mutex mutex_;
     bool has_tried_ = false;
     vwd_session *session_ = nullptr;

@@ -99,40 +99,13 @@ struct llama_batch {
     X(size_t, llama_state_seq_get_data, (struct llama_context * context, uint8_t *to, size_t bytes, llama_seq_id id))          \
     X(size_t, llama_state_seq_set_data, (struct llama_context * context, const uint8_t *from, size_t bytes, llama_seq_id id))
 
-#define X(result, name, arguments) static result(*name) arguments;
+/* Not seen from outside: llama.cpp has functions of these names. */
+#define X(result, name, arguments) extern __attribute__((visibility("hidden"))) result(*name) arguments;
 LLAMA_CALLS(X)
 #undef X
 
-static void *find_function(void *const *libraries, const char *name) {
-    for (int i = 0; i < 3; ++i) {
-        void *found = libraries[i] == NULL ? NULL : dlsym(libraries[i], name);
-        if (found != NULL) {
-            return found;
-        }
-    }
-    fprintf(stderr, "llama.cpp has no function %s\n", name);
-    exit(2);
-}
-
 /* Loads ggml and llama.cpp, and the backends of `folder`, as llama.cpp's own programs do. `libraries`: ggml-base, ggml, llama. */
-static void load_llama(const char *const libraries[3], const char *backends) {
-    void *handles[3];
-    for (int i = 0; i < 3; ++i) {
-        handles[i] = dlopen(libraries[i], RTLD_NOW | RTLD_GLOBAL);
-        if (handles[i] == NULL) {
-            fprintf(stderr, "%s\n", dlerror());
-            exit(2);
-        }
-    }
-#define X(result, name, arguments) *(void **)&name = find_function(handles, #name);
-    LLAMA_CALLS(X)
-#undef X
-    ggml_backend_load_all_from_path(backends);
-}
-
-static void set_flag(struct context_params *parameters, int flag, bool value) {
-    const int minor = atoi(strchr(ggml_version(), '.') + 1);
-    parameters->tail[(minor >= 26 ? 8 : 0) + 16 + flag] = value;
-}
+void load_llama(const char *const libraries[3], const char *backends);
+void set_flag(struct context_params *parameters, int flag, bool value);
 
 #endif

@@ -2,10 +2,10 @@
 """CPU time per token of SmolLM2-135M in llama.cpp: stock, dense through Vanward, and sparse. `measure.py BUILD [NAME=VALUE …]`
 
 BUILD is where libggml-vanward.so and llama-driver were built. Names: depth, count, threads, step, release (npm or debian), variants.
-The programs stand side by side, each with its prompt decoded, and take turns of `step` tokens, in another order each time; every turn's
+The programs stand side by side, all with the state of one prompt, and take turns of `step` tokens, in another order each time; every turn's
 CPU time is compared with the stock program's turn for the same tokens. CPU time bears other work on the machine; wall time does not. Losses are
 over all `count` tokens, also relative to stock's and to that of dense attention, if it is among the variants; the last column is of the
-tokens whose logit is .3 ahead of the next in stock.
+tokens whose logit is .3 ahead of the next in stock. VANWARD_INSTRUCTIONS reaches Vanward; a variant such as `dense on avx2` sets it itself.
 
     depth=7000 count=128                                                      time at 7,000 tokens, one thread
     depth=7000 count=128 threads=2 variants=stock,dense,'minmax 25%'          wall time on two threads, of a machine that does nothing else
@@ -23,6 +23,7 @@ import sys
 
 import releases
 
+INSTRUCTIONS = "VANWARD_INSTRUCTIONS"
 VARIANTS = {
     "stock": {},
     "stock -fa off": {},
@@ -44,17 +45,22 @@ def main(build, settings):
     step = int(settings.pop("step", 16))
     wanted = settings.pop("variants", ",".join(USUAL)).split(",")
     arguments = [f"{name}={value}" for name, value in settings.items()]
+    # The prompt is ggml's whatever the variant: the first program saves its state, and the others begin with that. Without flash attention a state
+    # is another one.
+    state = build / f"measure-{os.getpid()}.state"
     command = release.command(build / "llama-driver", releases.model(), "steps", f"text={releases.text(build)}", *arguments)
     programs = {}
     for name in wanted:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(("VANWARD_", "GGML_"))}
+        environment = {key: value for key, value in os.environ.items() if key == INSTRUCTIONS or not key.startswith(("VANWARD_", "GGML_"))}
+        variant, _, instructions = name.partition(" on ")
         if not name.startswith("stock"):
-            environment |= {"GGML_BACKEND_PATH": str(build / "libggml-vanward.so"), "VANWARD_GGML_DENSE_BELOW": "0", **VARIANTS[name]}
-        flash = ["flash=0"] if name.endswith("-fa off") else []
-        programs[name] = subprocess.Popen(command + flash, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            environment |= {"GGML_BACKEND_PATH": str(build / "libggml-vanward.so"), "VANWARD_GGML_DENSE_BELOW": "0", **VARIANTS[variant],
+                            **({INSTRUCTIONS: instructions} if instructions else {})}
+        further = "flash=0" if name.endswith("-fa off") else f"state={state}"
+        programs[name] = subprocess.Popen([*command, further], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                           stderr=subprocess.DEVNULL)
-    for program in programs.values():
-        program.stdout.readline()
+        programs[name].stdout.readline()
+    state.unlink(missing_ok=True)
     turns = {name: [] for name in wanted}
     for _ in range(int(settings["count"]) // step):
         for name in random.sample(wanted, len(wanted)):

@@ -24,10 +24,14 @@
 //!
 //!   DENSE      attention over stored blocks, in host memory ─ resolve, fetch, wait ─ repair over the newest blocks ─ out
 //!
+//! A CPU session, whose slots are host memory, too, first copies the newest blocks to where the others lie. Dense rows then attend all their tokens
+//! in one pass, and have the bits that they have on pages.
+//!
 //! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
 //! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
-//! The lower lines are a branch. Where it resolves what was selected, attention reads the list that was resolved just before, so that both lists keep
+//! The lower lines are a branch, or a side stream of the cache. `resolve, fetch, wait` in a row are launches on one stream, each of which begins while
+//! the one before it ends; where nothing was missed the last two see that and end at once. Where it resolves what was selected, attention reads the list that was resolved just before, so that both lists keep
 //! their slots. Any other resolve may take the slots of all lists before it: nothing reads these any more.
 
 use super::Decoder;
@@ -175,7 +179,8 @@ impl Tiered {
         let request = ResolveRequest::of_step(&self.cache, &args, None)?;
         // SAFETY: the counts are of the decoder's memory.
         unsafe { self.cache.find_far(&request, again.data.cast(), stream)? };
-        of.beside(stream, |branch| self.cache.give_far(&request, branch), attend)
+        self.cache.give_far(&request, stream)?;
+        attend()
     }
 
     fn fetch(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
@@ -360,8 +365,7 @@ impl Attend<'_> {
         let Some(tiered) = &layer.decoder.tiered else { return Ok(()) };
         let missed_counts = layer.fetched().filter(|_| is_counted);
         tiered.resolve(layer, list, With { missed_counts, ..With::default() }, stream)?;
-        tiered.fetch(layer, stream)?;
-        tiered.wait(layer, stream)
+        tiered.cache.bring(layer.number as u32, stream)
     }
 
     /// Keeps the selected lists of rows for the next step of their sequences, where the strategy attends them then.
@@ -429,7 +433,12 @@ impl Attend<'_> {
         }
         self.attention(&self.over_resident(), stream)?;
         tiered.wait(layer, stream)?;
-        repair::Request::with(session, &self.over_late(), &self.kv(), |r| repair::run(session, r, stream))
+        let fetched = layer.counts(layer.decoder.plan.tiered.fetched);
+        let fetched = session.checks().required("fetched", &fetched)?;
+        // Sinks are left to repair: without them attention's results are final where nothing is late.
+        let known_misses = Some(&fetched).filter(|_| given(&self.args.sinks).is_none());
+        let late = |r: &repair::Request| repair::run(session, &repair::Request { known_misses, ..*r }, stream);
+        repair::Request::with(session, &self.over_late(), &self.kv(), late)
     }
 
     /// Scratch of the calls of `attend_resident`, without the selection's.
@@ -482,9 +491,17 @@ impl Attend<'_> {
         }
     }
 
-    /// Attention of dense rows: over the stored blocks, then with the newest ones.
+    /// Attention of dense rows: over the stored blocks, then with the newest ones. On a CPU session over all of them, unless they are coded.
     pub fn attend_stored(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let session = &self.layer.decoder.session;
+        if session.cuda().is_none()
+            && let Some(kv) = self.stored_kv(tiered)
+        {
+            let sequences = session.checks().required("sequences", &self.layer.step.sequences)?;
+            // SAFETY: the step's contract keeps the tensor valid.
+            unsafe { tiered.cache.store_tails(self.layer.number as u32, &sequences, stream)? };
+            return attention::Request::with(session, &self.over_all(), &kv, |r| attention::run(session, r, stream));
+        }
         self.with_stored(tiered, |r| attention::run(session, r, stream))?;
         self.bring(self.layer.newest_blocks(), false, stream)?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::run(session, r, stream))
@@ -503,19 +520,23 @@ impl Attend<'_> {
         repair::Request::with(session, &self.over_newest(), &self.kv(), |_| Ok(()))
     }
 
+    /// The rows' blocks in host memory, unless they are coded.
+    fn stored_kv(&self, tiered: &Tiered) -> Option<vwd_paged_kv> {
+        let &[k, v, key_scales, value_scales] = tiered.stored.get(self.layer.number)?;
+        let (kv, page_table) = (self.kv(), self.layer.step.page_table);
+        let has_token_scales = self.has_token_scales();
+        let [k_scale, v_scale] = if has_token_scales { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
+        Some(vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv })
+    }
+
     /// Attention over the stored blocks, checked.
     fn with_stored<R>(&self, tiered: &Tiered, then: impl FnOnce(&attention::Request) -> Result<R>) -> Result<R> {
         let (session, page_table) = (&self.layer.decoder.session, self.layer.step.page_table);
-        let kv = self.kv();
         let coded;
-        let stored = match tiered.stored_codes.get(self.layer.number) {
+        let stored = match self.stored_kv(tiered) {
+            Some(kv) => kv,
             None => {
-                let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
-                let [k_scale, v_scale] =
-                    if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
-                vwd_paged_kv { k, v, k_scale, v_scale, page_table, ..kv }
-            }
-            Some(codes) => {
+                let (kv, codes) = (self.kv(), &tiered.stored_codes[self.layer.number]);
                 coded = vwd_int4_kv { page_table, coded_lens: kv.seq_lens, mean_table: page_table, ..*codes };
                 let vwd_kv_cache_layer { tail_k, tail_v, .. } = *tiered.view(self.layer.number);
                 vwd_paged_kv { k: tail_k, v: tail_v, page_table: self.layer.tail_table(), int4: &raw const coded, ..kv }

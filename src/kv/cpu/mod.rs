@@ -124,6 +124,12 @@ impl Store for Layers {
         Ok(())
     }
 
+    unsafe fn store_tails(&mut self, on: &On, of: &Sequences, layer: usize, sequences: &Tensor) -> Result<()> {
+        // SAFETY: the caller vouches for the tensor.
+        unsafe { self.layers[layer].store_tails(cpu(on), of, sequences) };
+        Ok(())
+    }
+
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()> {
         self.layers[layer].fetch(cpu(on));
         Ok(())
@@ -422,6 +428,22 @@ impl Layer {
             }
             std::ptr::copy_nonoverlapping(whole, host, self.run.bytes);
         }
+    }
+
+    /// Copies the tails of sequences to host memory. Their blocks there are no other sequence's, and nothing has them resident.
+    ///
+    /// # Safety
+    /// The tensor, [B] int32, is valid; blocks are not coded.
+    unsafe fn store_tails(&self, cpu: &Cpu, of: &Sequences, sequences: &Tensor) {
+        let heads = self.options.kv_heads;
+        cpu.parallel(sequences.dim(0) * heads, 2 * self.run.bytes, |task| {
+            // SAFETY: the caller vouches for the tensor, of which this is a row.
+            let sequence = unsafe { sequences.get::<i32, 1>([task / heads]) };
+            let Some(sequence) = usize::try_from(sequence).ok() else { return };
+            let Some(blocks) = of.blocks(sequence) else { return };
+            let tail = self.tails[sequence];
+            (tail.begin()..=tail.newest).for_each(|n| self.write_back(sequence, n as usize, blocks, task % heads));
+        });
     }
 
     /// Moves the tokens of accepted nodes.

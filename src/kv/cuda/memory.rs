@@ -43,6 +43,8 @@ pub struct Streams {
     fetch: [SideStream; 2],
     /// Copies from tails to host memory; a use for each layer.
     pub write: SideStream,
+    /// What gives slots to blocks that attention reads in host memory meanwhile; a use for each layer.
+    pub give: SideStream,
 }
 
 impl Streams {
@@ -54,8 +56,9 @@ impl Streams {
         };
         let mut even = create(&mut [])?;
         let mut odd = create(&mut [&mut even])?;
-        let write = create(&mut [&mut even, &mut odd])?;
-        Ok(Streams { session: session.clone(), fetch: [even, odd], write })
+        let mut write = create(&mut [&mut even, &mut odd])?;
+        let give = create(&mut [&mut even, &mut odd, &mut write])?;
+        Ok(Streams { session: session.clone(), fetch: [even, odd], write, give })
     }
 
     /// Where the fetches of a layer run, after each other.
@@ -66,7 +69,7 @@ impl Streams {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        for stream in self.fetch.iter_mut().chain([&mut self.write]) {
+        for stream in self.fetch.iter_mut().chain([&mut self.write, &mut self.give]) {
             cuda(&self.session).release_side_stream(stream);
         }
     }

@@ -13,8 +13,10 @@
 //! | what is there                                   | `homes`, `holds`: by fetch, when its copies have landed      |
 //!
 //! Calls of one layer follow each other on the device; so do the host's calls, which are about every layer. Copies run at the same
-//! time: write-backs on one side stream of the cache, fetches of even and of odd layers on one each. They meet nobody who uses the same
-//! memory, because:
+//! time: write-backs on one side stream of the cache, fetches of even and of odd layers on one each. A decoder that waits at once for what it has
+//! resolved fetches on its own stream, where nothing else of the layer runs meanwhile; a launch that finds nothing to copy ends there at once.
+//! Where attention reads missed blocks in host memory, these get their slots on a side stream, too, which the layer's next call waits for.
+//! Copies meet nobody who uses the same memory, because:
 //!
 //! - A fetch begins after what the caller's stream held: whoever reads a slot that a resolve gave away comes before the copy.
 //!   Fetches of a layer follow each other, so that a copy for a slot's earlier block ends before that of the later one begins.
@@ -35,7 +37,9 @@
 mod memory;
 mod params;
 mod plan;
+mod tuning;
 
+use plan::check_size;
 pub use plan::{Bookkeeping, Tables};
 
 use super::options::{CacheOptions, Options};
@@ -140,48 +144,6 @@ impl cuda::Kernels for Kernels {
             reopen: modules.kernel("cache/coded", "cache_reopen")?,
             compact: modules.kernel("cache/compact", "cache_compact")?,
         })
-    }
-}
-
-/// Threads of the kernels' CTAs, as their sources have them, and how many CTAs there are.
-mod tuning {
-    pub const FIND_THREADS: u32 = 128;
-    /// Of `give`: slots that a warp looks at, warps that a CTA had better have, and most threads.
-    pub const TURN: usize = 128;
-    pub const GIVE_WARPS: usize = 16;
-    pub const MOST_GIVE_THREADS: u32 = 1024;
-    pub const APPEND_THREADS: u32 = 128;
-    pub const APPEND_WARPS: usize = 4;
-    pub const FETCH_THREADS: u32 = 128;
-    /// Bulk copies under way in a CTA: four warps, four stages, 4 KiB.
-    pub const FETCH_ROOM: u32 = 64 << 10;
-    /// CTAs that keep the bus busy by bulk copies, by plain loads, and by stores to host memory.
-    pub const BULK_CTAS: u32 = 4;
-    pub const PLAIN_CTAS: usize = 32;
-    /// CTAs that decode what they fetch, half as many as would take all that the bus brings by the instructions of a run; not measured.
-    pub const DECODE_CTAS: usize = 16;
-    pub const DECODE_THREADS: u32 = 256;
-    /// Two stages of the largest run of codes: 128 tokens of 256 channels, their scales, and a mean of float32.
-    pub const MOST_STAGES: u32 = 2 * (128 * (256 + 2) + 1024);
-    pub const WRITE_CTAS: u32 = 4;
-    pub const WRITE_THREADS: u32 = 256;
-    /// CTAs that code blocks: more than copies take, since a block's numbers take longer than its bytes.
-    pub const CODE_CTAS: usize = 16;
-    pub const CODE_THREADS: u32 = 128;
-    pub const SEQUENCE_THREADS: u32 = 256;
-    pub const DROP_CTAS: usize = 64;
-    /// CTAs of a multiprocessor that wait for memory side by side.
-    pub const RESIDENT_CTAS: usize = 7;
-
-    /// CTAs of `give`, one cluster of up to so many, and threads of each, for so many entries: the more of a warp's slots are
-    /// looked at in one round, the fewer rounds there are.
-    pub fn give(slots: usize, entries: usize, most_ctas: u32) -> (u32, u32) {
-        /// Slots to look at for one that is given.
-        const LOOKED_AT: usize = 4;
-        let warps = slots.min(entries.saturating_mul(LOOKED_AT)).div_ceil(TURN).max(1);
-        let ctas = warps.div_ceil(GIVE_WARPS).next_power_of_two().min(most_ctas as usize);
-        let threads = 32 * warps.div_ceil(ctas).min(MOST_GIVE_THREADS as usize / 32);
-        (ctas as u32, threads as u32)
     }
 }
 
@@ -390,6 +352,7 @@ impl Layers {
         let (coder, to_code) = self.coder(kernels, enqueue.facts(), &coding);
         // The pages that the last append listed, and may be written now, have been read, and its codes made.
         self.streams.write.join(enqueue, r.layer)?;
+        self.streams.give.join(enqueue, r.layer)?;
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
             if most <= size {
@@ -418,26 +381,34 @@ impl Layers {
         }
     }
 
-    fn find(&self, enqueue: &Enqueue, lists: usize, params: &ResolveParams) -> Result<()> {
+    fn find(&self, enqueue: &Enqueue, layer: usize, lists: usize, params: &ResolveParams) -> Result<()> {
         let kernels: &Kernels = enqueue.kernels();
+        self.streams.give.join(enqueue, layer)?;
         let grid = Grid { kind: enqueue.dependent_kind(), ..plain(lists, tuning::FIND_THREADS) };
         // SAFETY: the kernel's struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe { enqueue.launch(&kernels.find, grid, [param(params)]) }
     }
 
-    /// Follows `find`, on the same stream or on another. On the same one both kernels wait before they write. What `give` reads before it waits was ready
-    /// before `find` let it begin, since `find` waits first.
-    fn give(&mut self, enqueue: &Enqueue, layer: usize, params: &ResolveParams, is_same_stream: bool) -> Result<()> {
+    /// Follows `find`, on the same stream or beside it. On the same one both kernels wait before they write. What `give` reads before it waits was ready
+    /// before `find` let it begin, since `find` waits first. Beside the stream it ends before anything else that looks at the layer's slots, but for
+    /// attention and for fetches that were begun before.
+    fn give(&mut self, enqueue: &Enqueue, layer: usize, params: &ResolveParams, is_beside: bool) -> Result<()> {
         let kernels: &Kernels = enqueue.kernels();
         let (ctas, threads) = tuning::give(params.slots(), params.entries as usize, kernels.most_give);
-        let kind = match (ctas, is_same_stream) {
-            (1, true) => enqueue.dependent_kind(),
-            (1, false) => Kind::Plain,
-            (_, true) => Kind::DependentClusters(ctas),
-            (_, false) => Kind::Clusters(ctas),
+        let kind = match (ctas, is_beside) {
+            (1, false) => enqueue.dependent_kind(),
+            (1, true) => Kind::Plain,
+            (_, false) => Kind::DependentClusters(ctas),
+            (_, true) => Kind::Clusters(ctas),
         };
+        let (grid, params) = (Grid { ctas, threads, kind }, [param(params)]);
         // SAFETY: as in `find`.
-        unsafe { enqueue.launch(&kernels.give, Grid { ctas, threads, kind }, [param(params)])? };
+        unsafe {
+            match is_beside {
+                true => self.streams.give.launch(enqueue, layer, &kernels.give, grid, params)?,
+                false => enqueue.launch(&kernels.give, grid, params)?,
+            }
+        }
         let layer = &mut self.layers[layer];
         layer.fetched = Fetched::No;
         layer.is_captured |= enqueue.is_capturing()?;
@@ -445,9 +416,10 @@ impl Layers {
     }
 
     fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {
+        self.streams.give.join(enqueue, layer)?;
         let kernels: &Kernels = enqueue.kernels();
         let (stream, of_layer) = (self.streams.fetch(layer), self.layers[layer].params);
-        let fetch = FetchParams { layer: of_layer, cache: self.cache, is_wait: is_wait as u32 };
+        let fetch = FetchParams { layer: of_layer, cache: self.cache, is_wait: is_wait as u32, is_in_order: 0 };
         // SAFETY: the kernels' structs; the layer's memory lives until the stream has passed.
         unsafe {
             let Some(coding) = self.coding.filter(|_| self.cache.is_decoded()) else {
@@ -458,20 +430,24 @@ impl Layers {
             stream.launch(enqueue, layer, &kernel, kernels.decoded_grid, [param(&params)])
         }
     }
-}
 
-/// What the kernels count in 32 bits.
-fn check_size(options: &Options) -> Result<()> {
-    let run = options.run();
-    let (run, entries) = (run.bytes as u64, options.kv_heads as u64);
-    if run > u32::MAX as u64 {
-        return Err(Error::unsupported(format!("options.block_size: runs of {run} bytes; CUDA takes fewer than 2^32")));
+    /// As `copies`, on the caller's stream. Where there is nothing to copy each CTA sees that at once.
+    fn copies_in_order(&self, enqueue: &Enqueue, layer: usize) -> Result<()> {
+        let (kernels, of_layer): (&Kernels, _) = (enqueue.kernels(), self.layers[layer].params);
+        let fetch = FetchParams { layer: of_layer, cache: self.cache, is_wait: 1, is_in_order: 1 };
+        // SAFETY: as in `copies`.
+        unsafe {
+            let Some(coding) = self.coding.filter(|_| self.cache.is_decoded()) else {
+                let kind = match kernels.fetch_grid.kind {
+                    Kind::Clusters(size) => Kind::DependentClusters(size),
+                    _ => enqueue.dependent_kind(),
+                };
+                return enqueue.launch(&kernels.fetch, Grid { kind, ..kernels.fetch_grid }, [param(&fetch)]);
+            };
+            let kernel = kernels.fetch_decoded.sharing(2 * self.cache.run as u32);
+            enqueue.launch(&kernel, kernels.decoded_grid, [param(&DecodeParams { fetch, coding })])
+        }
     }
-    if options.slots > 1 << 30 || options.layers as u64 * entries > i32::MAX as u64 {
-        let found = format!("{} slots, {} layers of {entries} KV heads", options.slots, options.layers);
-        return Err(Error::unsupported(format!("options: {found}; CUDA takes up to 2^30 slots, and 2^31 KV heads")));
-    }
-    Ok(())
 }
 
 impl Store for Layers {
@@ -521,6 +497,7 @@ impl Store for Layers {
     fn drop_blocks(&mut self, on: &On, blocks: &[u32]) -> Result<()> {
         let enqueue = enqueue(on);
         let kernels: &Kernels = enqueue.kernels();
+        self.streams.give.join_all(enqueue)?;
         for some in blocks.chunks(MOST_BLOCKS) {
             let given = Blocks::new(some.iter().copied());
             let each = some.len() * self.layers.len() * self.cache.kv_heads();
@@ -553,6 +530,7 @@ impl Store for Layers {
         }
         // The pages that the last append listed, and may be written now, have been read.
         self.streams.write.join(enqueue, r.layer)?;
+        self.streams.give.join(enqueue, r.layer)?;
         let per_row = self.per_row(enqueue, r, tokens);
         let params = AppendParams::new(&layer, &self.cache, None, r, per_row as u32);
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
@@ -562,7 +540,7 @@ impl Store for Layers {
             }
             let grid = Grid { kind: enqueue.dependent_kind(), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
             enqueue.launch(&kernels.append, grid, [param(&params)])?;
-            let params = FetchParams { layer, cache: self.cache, is_wait: 0 };
+            let params = FetchParams { layer, cache: self.cache, is_wait: 0, is_in_order: 0 };
             let grid = plain(tuning::WRITE_CTAS as usize, tuning::WRITE_THREADS);
             self.streams.write.launch(enqueue, r.layer, &kernels.write_back, grid, [param(&params)])?;
         }
@@ -601,8 +579,8 @@ impl Store for Layers {
             return Err(Error::unsupported(format!("wanted.counts: {lists} lists; CUDA takes up to 2^31 − 1")));
         }
         let params = ResolveParams::new(&self.layers[r.layer].params, &self.cache, r);
-        self.find(enqueue(on), lists, &params)?;
-        self.give(enqueue(on), r.layer, &params, true)
+        self.find(enqueue(on), r.layer, lists, &params)?;
+        self.give(enqueue(on), r.layer, &params, false)
     }
 
     unsafe fn find_far(&mut self, on: &On, r: &ResolveRequest, far: &FarRuns) -> Result<()> {
@@ -611,7 +589,7 @@ impl Store for Layers {
             return Ok(());
         }
         let params = ResolveParams::of_far(&self.layers[r.layer].params, &self.cache, r, far);
-        self.find(enqueue(on), lists, &params)
+        self.find(enqueue(on), r.layer, lists, &params)
     }
 
     unsafe fn give_far(&mut self, on: &On, r: &ResolveRequest, far: &FarRuns) -> Result<()> {
@@ -619,7 +597,7 @@ impl Store for Layers {
             return Ok(());
         }
         let params = ResolveParams::of_far(&self.layers[r.layer].params, &self.cache, r, far);
-        self.give(enqueue(on), r.layer, &params, false)
+        self.give(enqueue(on), r.layer, &params, true)
     }
 
     unsafe fn row_tables(&mut self, on: &On, _: &Sequences, r: &RowTables) -> Result<()> {
@@ -661,7 +639,17 @@ impl Store for Layers {
             self.layers[layer].waits += self.streams.fetch(layer).is_busy(layer) as u64;
         }
         self.streams.write.join(enqueue, layer)?;
+        self.streams.give.join(enqueue, layer)?;
         self.streams.fetch(layer).join(enqueue, layer)
+    }
+
+    fn bring(&mut self, on: &On, layer: usize) -> Result<()> {
+        let enqueue = enqueue(on);
+        // Fetches of a layer follow each other. A write-back is waited for where its pages are written again.
+        self.streams.fetch(layer).join(enqueue, layer)?;
+        self.copies_in_order(enqueue, layer)?;
+        self.layers[layer].fetched = Fetched::In(enqueue.capture()?);
+        Ok(())
     }
 
     fn pool(&self, layer: usize) -> *mut u8 {
@@ -702,22 +690,5 @@ impl Store for Layers {
             Ok(())
         })?;
         Ok(counters)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::tuning::give;
-
-    #[test]
-    fn give_looks_at_as_many_slots_in_a_round_as_it_may_need() {
-        assert_eq!(give(8, 4, 8), (1, 32));
-        assert_eq!(give(2048, 1024, 8), (1, 512));
-        assert_eq!(give(16384, 8192, 8), (8, 512));
-        assert_eq!(give(16384, 8192, 1), (1, 1024), "no clusters");
-        assert_eq!(give(32768, 16384, 8), (8, 1024));
-        assert_eq!(give(1 << 30, 1 << 29, 8), (8, 1024));
-        assert_eq!(give(1 << 30, 64, 8), (1, 64), "few entries");
-        assert_eq!(give(64, 0, 8), (1, 32), "no entries");
     }
 }

@@ -373,6 +373,7 @@ kernel_struct! {
         pub layer: Layer,
         pub cache: Cache,
         pub is_wait: u32,
+        pub is_in_order: u32,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The memory on the device that tells of a cache: the bookkeeping of each layer, and the tables that all layers share.
 
 use super::params::{Cache, Clock, Full, Layer, Missed, Tail, ToCopy};
+use crate::core::status::{Error, Result};
 use crate::kv::options::{Options, TAIL_BLOCKS};
 use crate::runtime::cuda::layout::Divisor;
 
@@ -131,4 +132,18 @@ impl Tables {
             is_coded: options.is_coded as u32,
         }
     }
+}
+
+/// What the kernels count in 32 bits.
+pub fn check_size(options: &Options) -> Result<()> {
+    let run = options.run();
+    let (run, entries) = (run.bytes as u64, options.kv_heads as u64);
+    if run > u32::MAX as u64 {
+        return Err(Error::unsupported(format!("options.block_size: runs of {run} bytes; CUDA takes fewer than 2^32")));
+    }
+    if options.slots > 1 << 30 || options.layers as u64 * entries > i32::MAX as u64 {
+        let found = format!("{} slots, {} layers of {entries} KV heads", options.slots, options.layers);
+        return Err(Error::unsupported(format!("options: {found}; CUDA takes up to 2^30 slots, and 2^31 KV heads")));
+    }
+    Ok(())
 }

@@ -44,6 +44,9 @@ pub struct Request<'r> {
     pub outputs: &'r Outputs<'r>,
     /// As the counts of the lists.
     pub missed_counts: Option<&'r Tensor<'r>>,
+    /// [B, Hk], packed: 0 where it is known that nothing was missed. A variant may leave the results there, which are those of attention to the
+    /// predicted list.
+    pub known_misses: Option<&'r Tensor<'r>>,
 }
 
 impl Request<'_> {
@@ -92,6 +95,7 @@ impl Request<'_> {
             kept: &kept,
             outputs: &outputs,
             missed_counts: missed_counts.as_ref(),
+            known_misses: None,
         };
         request.reject_overlap()?;
         then(&request)

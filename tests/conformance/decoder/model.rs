@@ -1,13 +1,16 @@
-//! A decoder of five layers, one for each way to attend, against a dictionary of each sequence's tokens and plain formulas.
+//! A decoder of nine layers, which differ in strategy, method and k, against a dictionary of each sequence's tokens and plain formulas.
 //!
-//! Keys and queries are whole numbers, so that scores, and with them every list, are exact.
+//! Keys and queries are whole numbers, so that scores by MINMAX, and with them every list, are exact. Lists by AXIS are those of a selection from
+//! summaries that are made anew of all tokens.
 //!
-//! 100,000 random operations are made, or as many as `VANWARD_DECODER_OPERATIONS` says; a million take half a minute where the library is
-//! optimised. What is drawn counts as one: a join, a leave, a fork, a rollback, a step, or a round of drafts. Each row of a step, those of a round's
-//! steps among them, counts as one more in each of the five layers, and each row whose drafts are verified as one more. So a step of three rows
-//! is 16 operations, and most of a run's operations are a row's attention in a layer, which is compared with the formulas or with the serial layer.
+//! 100,000 random operations are made, or as many as `VANWARD_DECODER_OPERATIONS` says, a third of them with each dtype; `make long-random` makes
+//! a million, in a quarter of a minute where the library is optimised. What is drawn counts as one: a join, a leave, a fork, a rollback, a preemption,
+//! the return of a sequence that was preempted, a step, or a round of drafts. Each row of a step, those of a round's and of a return's steps among them,
+//! counts as one more in each of the nine layers, and each row whose drafts are verified as one more. So a step of three rows is 28 operations, and
+//! most of a run's operations are a row's attention in a layer, which is compared with the formulas or with the serial layer.
 
 use super::acceptance::{COST, Verdicts};
+use super::plain::*;
 use super::*;
 use std::collections::HashMap;
 use vanward::capi::*;
@@ -15,33 +18,44 @@ use vanward::capi::*;
 pub const ON_THE_CPU: &[Case] = cases![decoder_holds_to_a_dictionary_after_many_operations];
 
 const HEADS: usize = 2;
-pub const DIM: usize = 16;
-pub const BLOCK: usize = 8;
 const MAX_PAGES: usize = 16;
 const PAGES: usize = 100;
 const ROWS: usize = 4;
 const NUMBERS: usize = 6;
-const K: usize = 4;
-/// ⌈1.25·K⌉
-const AHEAD: usize = 5;
 /// γ + 1: verified drafts reach into three blocks.
 const POSITIONS: usize = 11;
-pub const SCALE: f64 = 0.25;
 
 const SERIAL: usize = 0;
 const BY_SCORES: usize = 1;
 const PRR_FORESEEN: usize = 2;
 const FORESEEN: usize = 3;
 const DENSE: usize = 4;
-const LAYERS: usize = 5;
+/// FORESEEN with longer lists.
+const LONGER: usize = 5;
+const BY_AXES: usize = 6;
+const AXES_BY_SCORES: usize = 7;
+/// A list of the first block, the last one and one more.
+const SHORTEST: usize = 8;
+const LAYERS: usize = 9;
 
-pub type Vector = [f32; DIM];
+/// The blocks of a layer's lists.
+const K: [usize; LAYERS] = [4, 4, 4, 4, 0, 6, 5, 5, 3];
 
-#[derive(Clone, Copy)]
-pub struct Token {
-    pub key: Vector,
-    pub value: Vector,
+/// The blocks of a list that is foreseen: ⌈1.25·k⌉.
+fn ahead(layer: usize) -> usize {
+    (5 * K[layer]).div_ceil(4)
 }
+
+fn is_foreseen_in(layer: usize) -> bool {
+    matches!(layer, FORESEEN | LONGER)
+}
+
+fn is_by_axes(layer: usize) -> bool {
+    matches!(layer, BY_AXES | AXES_BY_SCORES)
+}
+
+/// Sequences that were preempted at most.
+const WAITING: usize = 3;
 
 /// The engine's side of a sequence.
 #[derive(Clone)]
@@ -55,116 +69,38 @@ struct Sequence {
 struct World<'b> {
     backend: &'b Backend,
     rng: Rng,
+    dtype: DType,
     decoder: Decoder,
     /// [PAGES, BLOCK, 1, DIM] of each layer.
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
+    keys: Vec<Numbers>,
+    values: Vec<Numbers>,
     users: Vec<usize>,
     sequences: Vec<Sequence>,
     /// What every sequence holds, by its number.
     dictionary: HashMap<usize, Vec<Token>>,
+    /// What the engine keeps of sequences that were preempted.
+    waiting: Vec<Vec<Token>>,
     verdicts: Verdicts,
     operations: usize,
 }
 
-/// The rows of a step, their modes, and as many tokens of each as `counts` says.
-pub struct Part<'a> {
-    pub rows: &'a [usize],
-    pub modes: &'a [u32],
-    pub counts: &'a [usize],
-    pub positions: usize,
-}
-
-impl Part<'_> {
-    /// The tokens that a row writes in the step.
-    pub fn count(&self, i: usize) -> usize {
-        if self.modes[i] == VWD_DECODER_SKIP { 0 } else { self.counts[i] }
-    }
-}
-
-fn tensor<T>(data: &[T], code: u8, extents: &[usize]) -> vwd_tensor {
-    let (mut shape, mut strides, mut step) = ([0; 5], [0; 5], 1);
-    for d in (0..extents.len()).rev() {
-        (shape[d], strides[d]) = (extents[d] as i64, step);
-        step *= extents[d] as i64;
-    }
-    vwd_tensor {
-        data: data.as_ptr().cast_mut().cast(),
-        device_type: 1,
-        dtype_code: code,
-        dtype_bits: 32,
-        lanes: 1,
-        ndim: extents.len() as i32,
-        shape,
-        strides,
-        ..absent()
-    }
-}
-
-fn numbers(data: &[i32]) -> vwd_tensor {
-    tensor(data, 0, &[data.len()])
-}
-
-fn floats(data: &[f32], extents: &[usize]) -> vwd_tensor {
-    tensor(data, 2, extents)
-}
-
-fn dot(a: &Vector, b: &Vector) -> f64 {
-    a.iter().zip(b).map(|(a, b)| (a * b) as f64).sum()
-}
-
-/// The scores of blocks: the largest product that a key of the block could have. `queries` are those of the last tokens; each scores the blocks
-/// that do not begin after it, and the best score of a block counts.
-pub fn scores(tokens: &[Token], queries: &[Vec<Vector>]) -> Vec<i64> {
-    let largest = |keys: &[Token], q: &Vector| -> i64 {
-        let of_channel = |c: usize| {
-            let keys = || keys.iter().map(|token| token.key[c]);
-            let (most, least) = (keys().fold(f32::MIN, f32::max), keys().fold(f32::MAX, f32::min));
-            (q[c].max(0.0) * most + q[c].min(0.0) * least) as i64
-        };
-        (0..DIM).map(of_channel).sum()
-    };
-    let first = tokens.len() - queries.len();
-    let of_block = |(block, keys): (usize, &[Token])| {
-        let seen = queries.iter().enumerate().filter(|(r, _)| block * BLOCK <= first + r);
-        seen.map(|(_, queries)| queries.iter().map(|q| largest(keys, q)).sum()).max().expect("a query")
-    };
-    tokens.chunks(BLOCK).enumerate().map(of_block).collect()
-}
-
-/// The blocks of a list: the first, the last, and those of the others with the best scores.
-pub fn list(tokens: &[Token], queries: &[Vec<Vector>], k: usize) -> Vec<usize> {
-    let last = tokens.len().div_ceil(BLOCK) - 1;
-    let scores = scores(tokens, queries).into_iter().zip(0..);
-    let mut others: Vec<(i64, usize)> = scores.filter(|&(_, block)| block != 0 && block != last).collect();
-    others.sort_by_key(|&(score, block)| (-score, block));
-    let forced = if last == 0 { vec![0] } else { vec![0, last] };
-    let mut blocks: Vec<usize> = others.iter().map(|&(_, block)| block).take(k - forced.len()).chain(forced).collect();
-    blocks.sort_unstable();
-    blocks
-}
-
-/// Attention over those of the tokens that lie in some blocks.
-pub fn attention(tokens: &[Token], blocks: impl Iterator<Item = usize>, q: &Vector) -> [f64; DIM] {
-    let (mut sum, mut out) = (0.0, [0.0; DIM]);
-    for token in blocks.flat_map(|block| tokens.iter().skip(block * BLOCK).take(BLOCK)) {
-        let weight = (SCALE * dot(q, &token.key)).exp();
-        sum += weight;
-        out.iter_mut().zip(token.value).for_each(|(out, value)| *out += weight * value as f64);
-    }
-    out.map(|x| x / sum)
-}
-
 impl<'b> World<'b> {
-    fn new(backend: &'b Backend, seed: u64) -> World<'b> {
-        let exact = vwd_decoder_policy { k: K as u32, ..POLICY };
-        let policies = [
-            exact,
-            vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..exact },
-            vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, predict: VWD_PREDICT_FORESEEN, ..exact },
-            vwd_decoder_policy { strategy: VWD_STRATEGY_FORESEEN, ..exact },
-            vwd_decoder_policy { method: 0, k: 0, ..POLICY },
-        ];
+    fn new(backend: &'b Backend, dtype: DType, seed: u64) -> World<'b> {
+        let policies: [vwd_decoder_policy; LAYERS] = std::array::from_fn(|layer| {
+            let exact = vwd_decoder_policy { k: K[layer] as u32, ..POLICY };
+            let by_axes = vwd_decoder_policy { method: VWD_SELECT_AXIS, ..exact };
+            match layer {
+                BY_SCORES => vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..exact },
+                PRR_FORESEEN => {
+                    vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, predict: VWD_PREDICT_FORESEEN, ..exact }
+                }
+                FORESEEN | LONGER => vwd_decoder_policy { strategy: VWD_STRATEGY_FORESEEN, ..exact },
+                DENSE => vwd_decoder_policy { method: 0, ..exact },
+                BY_AXES => by_axes,
+                AXES_BY_SCORES => vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..by_axes },
+                _ => exact,
+            }
+        });
         let options = vwd_decoder_options {
             layers: LAYERS as u32,
             max_rows: ROWS as u32,
@@ -175,8 +111,8 @@ impl<'b> World<'b> {
             kv_heads: 1,
             key_dim: DIM as u32,
             value_dim: DIM as u32,
-            dtype_code: F32.code as u32,
-            dtype_bits: F32.bits as u32,
+            dtype_code: dtype.code as u32,
+            dtype_bits: dtype.bits as u32,
             page_size: BLOCK as u32,
             pages: PAGES as u32,
             block_size: BLOCK as u32,
@@ -186,16 +122,18 @@ impl<'b> World<'b> {
             policies: policies.as_ptr(),
             ..args()
         };
-        let cache = || vec![vec![f32::NAN; PAGES * BLOCK * DIM]; LAYERS];
+        let cache = || (0..LAYERS).map(|_| Numbers::new(dtype, &vec![f32::NAN; PAGES * BLOCK * DIM])).collect();
         World {
             backend,
             rng: Rng::new(seed),
+            dtype,
             decoder: Decoder::create(backend, &options),
             keys: cache(),
             values: cache(),
             users: vec![0; PAGES],
             sequences: vec![],
             dictionary: HashMap::new(),
+            waiting: vec![],
             verdicts: Verdicts::new(NUMBERS, POSITIONS - 1),
             operations: 0,
         }
@@ -217,8 +155,8 @@ impl<'b> World<'b> {
     fn write(&mut self, page: usize, row: usize, token: &Token) {
         let at = (page * BLOCK + row) * DIM;
         for layer in 0..LAYERS {
-            self.keys[layer][at..at + DIM].copy_from_slice(&token.key);
-            self.values[layer][at..at + DIM].copy_from_slice(&token.value);
+            self.keys[layer].set(at, &token.key);
+            self.values[layer].set(at, &token.value);
         }
     }
 
@@ -245,17 +183,53 @@ impl<'b> World<'b> {
     }
 
     fn join(&mut self) {
-        let (number, len) = (self.free_number(), self.rng.size(1..=100));
-        self.sequences.push(Sequence { number, pages: vec![], is_new: true });
-        self.dictionary.insert(number, vec![]);
-        let sequence = self.sequences.len() - 1;
-        assert!(self.grow(sequence, len), "there are pages for all sequences");
-        for t in 0..len {
-            let token = self.token();
-            self.write(self.sequences[sequence].pages[t / BLOCK], t % BLOCK, &token);
-            self.dictionary.get_mut(&number).unwrap().push(token);
+        let len = self.rng.size(1..=100);
+        let tokens = (0..len).map(|_| self.token()).collect();
+        self.begin_with(tokens);
+    }
+
+    /// A sequence of tokens that the engine writes.
+    fn begin_with(&mut self, tokens: Vec<Token>) {
+        let sequence = self.begin_empty(true);
+        assert!(self.grow(sequence, tokens.len()), "there are pages for all sequences");
+        for (t, token) in tokens.iter().enumerate() {
+            self.write(self.sequences[sequence].pages[t / BLOCK], t % BLOCK, token);
         }
+        self.dictionary.insert(self.sequences[sequence].number, tokens);
+    }
+
+    fn begin_empty(&mut self, is_new: bool) -> usize {
+        let number = self.free_number();
+        self.sequences.push(Sequence { number, pages: vec![], is_new });
+        self.dictionary.insert(number, vec![]);
         self.reset(number);
+        self.sequences.len() - 1
+    }
+
+    /// A sequence gives its pages and its number back. The engine keeps its tokens.
+    fn preempt(&mut self, sequence: usize) {
+        self.waiting.push(self.dictionary[&self.sequences[sequence].number].clone());
+        self.leave(sequence);
+    }
+
+    /// A sequence that was preempted begins anew, in any pages and with any number: the engine writes what it kept, or takes it through the decoder
+    /// as a prompt, some positions a step.
+    fn return_one(&mut self) {
+        let waiting = self.rng.size(0..=self.waiting.len() - 1);
+        let tokens = self.waiting.remove(waiting);
+        if self.rng.one_in(2) {
+            return self.begin_with(tokens);
+        }
+        let sequence = self.begin_empty(false);
+        let mut rest = &tokens[..];
+        while !rest.is_empty() {
+            let positions = self.rng.size(1..=POSITIONS);
+            let (part, later) = rest.split_at(positions.min(rest.len()));
+            let modes = [self.rng.pick(&[VWD_DECODER_SPARSE, VWD_DECODER_DENSE])];
+            let step = Part { rows: &[sequence], modes: &modes, counts: &[part.len()], positions };
+            self.take_of(&step, Some(part));
+            rest = later;
+        }
     }
 
     fn leave(&mut self, sequence: usize) {
@@ -354,6 +328,11 @@ impl<'b> World<'b> {
 
     /// A step in every layer, and what it gives by the formulas.
     fn take(&mut self, part: &Part) {
+        self.take_of(part, None);
+    }
+
+    /// The same, of these tokens of the only row.
+    fn take_of(&mut self, part: &Part, given: Option<&[Token]>) {
         let &Part { rows, modes, positions, .. } = part;
         let batch = rows.len();
         if batch == 0 {
@@ -368,7 +347,7 @@ impl<'b> World<'b> {
             assert!(self.grow(sequence, len + count), "there are pages for all sequences");
             let mut of_row = vec![];
             for r in 0..positions {
-                let token = self.token();
+                let token = given.and_then(|tokens| tokens.get(r).copied()).unwrap_or_else(|| self.token());
                 new_k.extend(token.key);
                 new_v.extend(token.value);
                 of_row.push((0..HEADS).map(|_| self.vector(2)).collect::<Vec<Vector>>());
@@ -415,10 +394,12 @@ impl<'b> World<'b> {
         let flat = |of: &[Vec<Vec<Vector>>]| of.iter().flatten().flatten().flatten().copied().collect::<Vec<f32>>();
         let (q_data, guess_data) = (flat(&q), flat(&guessed));
         let has_positions = positions > 1 || self.rng.one_in(4);
-        let rows_of = |data: &[f32], heads: usize| match has_positions {
-            true => floats(data, &[batch, positions, heads, DIM]),
-            false => floats(data, &[batch, heads, DIM]),
+        let extents = |heads: usize| match has_positions {
+            true => vec![batch, positions, heads, DIM],
+            false => vec![batch, heads, DIM],
         };
+        let rows_of = |data: &[f32], heads: usize| floats(data, &extents(heads));
+        let [new_k, new_v] = [new_k, new_v].map(|new| Numbers::new(self.dtype, &new));
         // SAFETY: the arguments are valid.
         assert_ok(unsafe { vwd_decoder_begin(self.decoder.0, &step, std::ptr::null_mut()) });
         let mut outs = vec![];
@@ -434,10 +415,10 @@ impl<'b> World<'b> {
             let out = vec![f32::NAN; batch * positions * HEADS * DIM];
             let attend = vwd_decoder_attend_args {
                 layer: layer as u32,
-                k: floats(&self.keys[layer], &[PAGES, BLOCK, 1, DIM]),
-                v: floats(&self.values[layer], &[PAGES, BLOCK, 1, DIM]),
-                new_k: rows_of(&new_k, 1),
-                new_v: rows_of(&new_v, 1),
+                k: self.keys[layer].c(&[PAGES, BLOCK, 1, DIM]),
+                v: self.values[layer].c(&[PAGES, BLOCK, 1, DIM]),
+                new_k: new_k.c(&extents(1)),
+                new_v: new_v.c(&extents(1)),
                 q: rows_of(&q_data, HEADS),
                 out: rows_of(&out, HEADS),
                 ..args()
@@ -446,31 +427,35 @@ impl<'b> World<'b> {
             assert_ok(unsafe { vwd_decoder_attend(self.decoder.0, &attend, std::ptr::null_mut()) });
             outs.push(out);
         }
-        for layer in [BY_SCORES, PRR_FORESEEN] {
+        for (layer, serial) in [(BY_SCORES, SERIAL), (PRR_FORESEEN, SERIAL), (AXES_BY_SCORES, BY_AXES)] {
             assert!(
-                outs[layer] == outs[SERIAL],
+                outs[layer] == outs[serial],
                 "layer {layer} differs from the serial one after {} operations",
                 self.operations
             );
         }
+        let by_axes = self.lists_by_axes(part, &table, &before, &q_data);
         for (i, &sequence) in rows.iter().enumerate() {
             self.operations += LAYERS;
             let (tokens, count) = (&self.dictionary[&self.sequences[sequence].number], part.count(i));
             let all: Vec<usize> = (0..tokens.len().div_ceil(BLOCK)).collect();
             let lists = |layer: usize| -> Vec<usize> {
-                let most = if layer == FORESEEN { AHEAD } else { K };
+                let most = if is_foreseen_in(layer) { ahead(layer) } else { K[layer] };
                 if layer == DENSE || modes[i] == VWD_DECODER_DENSE || all.len() <= most {
                     return all.clone();
                 }
-                // A step of several positions is SERIAL in every layer.
-                if layer != FORESEEN || !is_foreseen || is_new[i] || positions > 1 {
-                    return list(tokens, &q[i][..count], K);
+                if is_by_axes(layer) {
+                    return by_axes[i].clone();
                 }
-                let mut blocks = list(&tokens[..before[i]], &guessed[i], AHEAD);
+                // A step of several positions is SERIAL in every layer.
+                if !is_foreseen_in(layer) || !is_foreseen || is_new[i] || positions > 1 {
+                    return list(tokens, &q[i][..count], K[layer]);
+                }
+                let mut blocks = list(&tokens[..before[i]], &guessed[i], ahead(layer));
                 blocks.extend(Some(before[i] / BLOCK).filter(|block| !blocks.contains(block)));
                 blocks
             };
-            for layer in [SERIAL, FORESEEN, DENSE] {
+            for layer in [SERIAL, FORESEEN, DENSE, LONGER, BY_AXES, SHORTEST] {
                 let blocks = if count == 0 { vec![] } else { lists(layer) };
                 for (r, queries) in q[i].iter().enumerate() {
                     for (h, query) in queries.iter().enumerate() {
@@ -498,11 +483,60 @@ impl<'b> World<'b> {
         }
     }
 
+    /// What each row of a step selects by AXIS, from summaries that are made anew.
+    fn lists_by_axes(&self, part: &Part, table: &[i32], before: &[usize], q: &[f32]) -> Vec<Vec<usize>> {
+        let batch = part.rows.len();
+        let counts: Vec<i32> = (0..batch).map(|i| part.count(i) as i32).collect();
+        let lens: Vec<i32> = (0..batch).map(|i| before[i] as i32 + counts[i]).collect();
+        let (axes, range) = (vec![0u8; batch * MAX_PAGES * DIM], Numbers::new(F16, &vec![0.0; batch * MAX_PAGES * 4]));
+        let index = vwd_index {
+            kind: VWD_INDEX_AXIS,
+            block_size: BLOCK as u32,
+            axes: vwd_tensor { dtype_bits: 8, ..tensor(&axes, 1, &[batch, MAX_PAGES, 1, DIM]) },
+            axis_range: range.c(&[batch, MAX_PAGES, 1, 4]),
+            ..args()
+        };
+        let update = vwd_index_update_args {
+            index: &index,
+            k: self.keys[BY_AXES].c(&[PAGES, BLOCK, 1, DIM]),
+            page_table: tensor(table, 0, &[batch, MAX_PAGES]),
+            seq_lens: numbers(&lens),
+            ..args()
+        };
+        let (ids, found) = (vec![-1i32; batch * K[BY_AXES]], vec![0i32; batch]);
+        let selected = vwd_block_list {
+            ids: tensor(&ids, 0, &[batch, 1, K[BY_AXES]]),
+            counts: tensor(&found, 0, &[batch, 1]),
+            slots: absent(),
+        };
+        let select = vwd_select_blocks_args {
+            method: VWD_SELECT_AXIS,
+            block_size: BLOCK as u32,
+            k: K[BY_AXES] as u32,
+            init_blocks: 1,
+            local_blocks: 1,
+            scale: SCALE as f32,
+            index: &index,
+            q: floats(q, &[batch, part.positions, HEADS, DIM]),
+            q_lens: numbers(&counts),
+            seq_lens: numbers(&lens),
+            selected,
+            ..args()
+        };
+        // SAFETY: the arguments are valid.
+        unsafe {
+            assert_ok(vwd_index_update(self.backend.session(), &update, std::ptr::null_mut()));
+            assert_ok(vwd_select_blocks(self.backend.session(), &select, std::ptr::null_mut()));
+        }
+        let of = |i: usize| ids[i * K[BY_AXES]..][..found[i] as usize].iter().map(|&id| id as usize).collect();
+        (0..batch).map(of).collect()
+    }
+
     fn operate(&mut self) {
         self.operations += 1;
         let count = self.sequences.len();
         let any = |rng: &mut Rng| rng.size(0..=count - 1);
-        match self.rng.size(0..=19) {
+        match self.rng.size(0..=21) {
             0 if count > 1 => {
                 let sequence = any(&mut self.rng);
                 self.leave(sequence);
@@ -518,6 +552,11 @@ impl<'b> World<'b> {
             4 | 5 if count < NUMBERS => self.join(),
             _ if count == 0 => self.join(),
             6 | 7 => self.round(),
+            8 if self.waiting.len() < WAITING => {
+                let sequence = any(&mut self.rng);
+                self.preempt(sequence);
+            }
+            9 if !self.waiting.is_empty() && count < NUMBERS => self.return_one(),
             _ => self.step(),
         }
     }
@@ -533,9 +572,11 @@ fn decoder_holds_to_a_dictionary_after_many_operations(_: &Backend) {
     // One thread: calls this small gain nothing from more.
     let backend = Backend::cpu(1);
     rounds(1, |rng| {
-        let mut world = World::new(&backend, rng.int(0..=i64::MAX) as u64);
-        while world.operations < wanted {
-            world.operate();
+        for dtype in [F32, F16, BF16] {
+            let mut world = World::new(&backend, dtype, rng.int(0..=i64::MAX) as u64);
+            while world.operations < wanted.div_ceil(3) {
+                world.operate();
+            }
         }
     });
 }

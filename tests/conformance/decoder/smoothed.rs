@@ -3,7 +3,7 @@
 //!
 //! Keys and queries are whole numbers, so that scores are exact.
 
-use super::model::{BLOCK, DIM, SCALE, Token, Vector, list, scores};
+use super::plain::{BLOCK, DIM, SCALE, Token, Vector, list, scores};
 use super::tiered::{Cache, Sizes, create_on};
 use super::*;
 

@@ -147,6 +147,11 @@ impl<'b> Run<'b> {
         Run { backend, engine, numbers: vec![], queries, is_last_block_weighed: false, steps: 0 }
     }
 
+    /// Rows whose last block lost tokens, or was copied, give `begin`.
+    pub(super) fn weigh_last_blocks(&mut self, is_last_block_weighed: bool) {
+        self.is_last_block_weighed = is_last_block_weighed;
+    }
+
     fn leave(&mut self, sequence: usize) {
         self.engine.leave(sequence);
         self.numbers.remove(sequence);
@@ -422,8 +427,9 @@ fn decoder_attends_the_foreseen_list_where_one_was_foreseen(backend: &Backend) {
 fn decoder_foresees_from_the_residual_stream_what_it_foresees_from_its_queries(backend: &Backend) {
     let shape = Shape { heads: [4, 2], dim: 16, value_dim: 16, dtype: F32, ..shape(&mut Rng::new(0)) };
     rounds(2, |rng| {
-        for memory in [false, true] {
-            let map = Map::random(rng, [4, 16, 24], None, memory);
+        // Queries of all heads, or one vector for each KV head.
+        for (memory, heads) in [(false, 4), (true, 4), (false, 2)] {
+            let map = Map::random(rng, [heads, 16, 24], None, memory);
             let forecast = map.load(backend);
             let [by_stream, by_queries, repaired, serial] = [FORESEEN, FORESEEN, PRR_FORESEEN, POLICY]
                 .map(|policy| create(backend, &shape, vwd_decoder_policy { k: 3, ..policy }));
@@ -434,14 +440,14 @@ fn decoder_foresees_from_the_residual_stream_what_it_foresees_from_its_queries(b
                 let rows = ragged.modes.len();
                 let plain = Layout::default();
                 let x = Tensor::floats(backend, F16, &rng.normals(&[rows, map.input_dim]), &plain);
-                let previous = Tensor::floats(backend, F32, &rng.normals(&[rows, 4, 16]), &plain);
+                let previous = Tensor::floats(backend, F32, &rng.normals(&[rows, heads, 16]), &plain);
                 let previous = if memory { previous.c() } else { absent() };
                 // The token of row i stands at position len − 1.
                 let places: Vec<i64> = (0..rows)
                     .map(|i| (ragged.tokens[i] - if ragged.modes[i] == 0 { 0 } else { ragged.counts[i] }) as i64)
                     .collect();
                 let positions = ints(backend, &places);
-                let q = Tensor::poisoned(backend, F32, &[rows, 4, 16], &plain);
+                let q = Tensor::poisoned(backend, F32, &[rows, heads, 16], &plain);
                 let project = vwd_forecast_project_args {
                     layer: 0,
                     rope: &rope,

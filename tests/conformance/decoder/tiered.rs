@@ -5,7 +5,8 @@
 //! model.rs.
 
 use super::acceptance::{COST, Verdicts};
-use super::model::{BLOCK, DIM, Part, SCALE, Token, Vector, attention, list, operations};
+use super::model::operations;
+use super::plain::{BLOCK, DIM, Part, SCALE, Token, Vector, attention, list};
 use super::*;
 use crate::support::trees::Masks;
 

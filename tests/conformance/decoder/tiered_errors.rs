@@ -1,6 +1,6 @@
 //! What a decoder on a tiered cache refuses, by the name of the argument.
 
-use super::model::DIM;
+use super::plain::DIM;
 use super::tiered::{Cache, HEADS, KV_HEADS, LAYERS, cache_options, create_on, decoder_options, policies, rows};
 use super::*;
 

@@ -4,7 +4,7 @@
 //! selected before while all blocks of the new list but the forced ones take slots. It sees keys that its query knows nothing of: its result is the
 //! mean of their values.
 
-use super::model::{BLOCK, DIM, Vector};
+use super::plain::{BLOCK, DIM, Vector};
 use super::tiered::{Cache, Sizes, create_on};
 use super::*;
 

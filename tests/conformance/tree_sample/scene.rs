@@ -1,6 +1,7 @@
 //! Requests of walks through draft trees whose tokens come from logits, and what they come to by the formulas.
 
 use super::ends::Ends;
+use crate::draws::Again;
 use crate::sampling::{
     self, PLAIN, Settings, Turns, Unsure, any_draft_rows, any_map, any_settings, clean, distribution, drafted, forbid,
     likeliest, logits, uniform,
@@ -93,7 +94,14 @@ impl Scene {
     }
 
     /// Runs it, in random layouts if there is an `rng`.
-    pub fn run(&self, backend: &Backend, mut rng: Option<&mut Rng>) -> Results {
+    pub fn run(&self, backend: &Backend, rng: Option<&mut Rng>) -> Results {
+        let placed = self.place(backend, rng);
+        placed.run();
+        placed.results()
+    }
+
+    /// Its arguments in memory, in random layouts if there is an `rng`. Rows of one request alone are those of all.
+    pub fn place<'b>(&self, backend: &'b Backend, mut rng: Option<&mut Rng>) -> Placed<'b> {
         let mut layout = |rank: usize| rng.as_deref_mut().map_or(Layout::default(), |rng| Layout::random(rng, rank));
         let (batch, places) = (self.batch(), self.places);
         let token = if batch % 2 == 0 { I32 } else { I64 };
@@ -101,14 +109,16 @@ impl Scene {
             Tensor::ints(backend, token, &self.tokens, &layout(2)),
             Tensor::ints(backend, I32, &self.parents, &layout(2)),
         );
-        let target = Tensor::floats(backend, self.dtype, &self.target, &layout(3));
-        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, self.draft_dtype, rows, &layout(3)));
+        let target = Tensor::floats(backend, self.dtype, &self.target, &layout(3)).shared_by(batch);
+        let rows = self.draft_rows.as_ref();
+        let rows = rows.map(|rows| Tensor::floats(backend, self.draft_dtype, rows, &layout(3)).shared_by(batch));
         let mut ints = |values: Option<Vec<i64>>, dtype| {
             values.map(|values| Tensor::ints(backend, dtype, &Array::new(&[values.len()], values), &layout(1)))
         };
         let (counts, map) = (ints(self.counts.clone(), I32), ints(self.map.clone(), I32));
         let of_seeds = if batch % 4 < 2 { U64 } else { I64 };
-        let (seeds, positions) = (ints(Some(self.seeds.clone()), of_seeds), ints(Some(self.positions.clone()), token));
+        let mut always = |values: &[i64], dtype| ints(Some(values.to_vec()), dtype).expect("it is given");
+        let (seeds, positions) = (always(&self.seeds, of_seeds), always(&self.positions, token));
         let top_k = ints(Some(self.settings.iter().map(|s| s.top_k).collect()), I32);
         let mut floats = |of: fn(&Settings) -> f64| {
             let values = Array::new(&[batch], self.settings.iter().map(of).collect());
@@ -142,8 +152,8 @@ impl Scene {
             top_k: given(&top_k),
             top_p: top_p.c(),
             min_p: min_p.c(),
-            seeds: given(&seeds),
-            positions: given(&positions),
+            seeds: seeds.c(),
+            positions: positions.c(),
             stop: given(&ends.stop),
             ignore_stop: given(&ends.ignore_stop),
             remaining: given(&ends.remaining),
@@ -152,25 +162,21 @@ impl Scene {
             finish: cut.as_ref().map_or(absent(), |(_, finish)| finish.c()),
             ..args()
         };
-        // SAFETY: the tensors outlive the call.
-        backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
-        let inputs = [&tokens, &parents, &target, &temperature, &top_p];
-        inputs.into_iter().chain(&rows).for_each(|t| t.assert_untouched("an input"));
-        let cuts = cut.iter().flat_map(|(len, finish)| [len, finish]);
-        for t in [&accepted, &path, &next_token, &committed, &status].into_iter().chain(cuts) {
-            t.assert_written("an output", |_| true);
-        }
-        let word = |bytes: &Bytes| u32::from_le_bytes(bytes[..].try_into().unwrap()) as i64;
-        let (committed_len, finish) =
-            cut.map(|(len, finish)| (len.read_ints().data, finish.read_ints().data)).unwrap_or_default();
-        Results {
-            accepted: accepted.read_ints().data,
-            path: path.read_ints(),
-            next_token: next_token.read_ints().data,
-            committed: committed.read_ints(),
-            status: status.read_raw().data.iter().map(word).collect(),
-            committed_len,
-            finish,
+        let optional = [rows, counts, map, top_k, ends.stop, ends.ignore_stop, ends.remaining, ends.min_remaining];
+        let inputs = [parents, target, temperature, top_p, min_p].into_iter().map(Some).chain(optional);
+        Placed {
+            backend,
+            args,
+            tokens,
+            seeds,
+            positions,
+            inputs: inputs.flatten().collect(),
+            accepted,
+            path,
+            next_token,
+            committed,
+            status,
+            cut,
         }
     }
 
@@ -352,31 +358,54 @@ impl Scene {
 
     /// Draws each child from its parent's row by `rng`, as the rule would have it; by COUPLED as one likes.
     pub fn draft(&mut self, rng: &mut Rng) {
-        let (n, vocabulary) = (self.nodes(), self.vocabulary());
-        let all: Vec<i64> = (0..vocabulary as i64).collect();
-        let of_draft = self.flags & VWD_SAMPLE_DRAFT_PROBABILITIES != 0;
         for i in 0..self.batch() {
-            for v in 0..n {
-                let q = self.draft_rows.as_ref().and_then(|rows| {
-                    let map = self.map.as_deref().unwrap_or(&all);
-                    let settings = Some(&self.settings[i]).filter(|settings| !settings.is_greedy());
-                    drafted(rows.row([i, v]), map, vocabulary, of_draft, settings.unwrap_or(&PLAIN)).ok()
+            let rows = self.drafted(i);
+            self.draw(i, &rows, rng).into_iter().for_each(|(c, token)| self.tokens[[i, c]] = token);
+        }
+    }
+
+    /// What gives the tokens of requests like the first, drawn in the same way.
+    pub fn drafter(&self) -> impl Fn(&mut Rng) -> Vec<i64> + Sync {
+        let rows = self.drafted(0);
+        move |rng| {
+            let mut tokens = self.tokens.row([0]).to_vec();
+            self.draw(0, &rows, rng).into_iter().for_each(|(c, token)| tokens[c] = token);
+            tokens
+        }
+    }
+
+    /// q of each node of request `i`, where there are rows of drafts.
+    fn drafted(&self, i: usize) -> Vec<Option<Vec<f64>>> {
+        let all: Vec<i64> = (0..self.vocabulary() as i64).collect();
+        let of_draft = self.flags & VWD_SAMPLE_DRAFT_PROBABILITIES != 0;
+        let of_node = |v: usize| {
+            let map = self.map.as_deref().unwrap_or(&all);
+            let settings = Some(&self.settings[i]).filter(|settings| !settings.is_greedy());
+            let row = self.draft_rows.as_ref()?.row([i, v]);
+            Some(drafted(row, map, self.vocabulary(), of_draft, settings.unwrap_or(&PLAIN)).ok()?.0)
+        };
+        (0..self.nodes()).map(of_node).collect()
+    }
+
+    /// Children of request `i` with tokens that are drawn from these q of its nodes.
+    fn draw(&self, i: usize, rows: &[Option<Vec<f64>>], rng: &mut Rng) -> Vec<(usize, i64)> {
+        let (mut drawn, parents) = (vec![], self.parents.row([i]));
+        for (v, q) in rows.iter().enumerate() {
+            let Some(q) = q else { continue };
+            let mut taken: Vec<usize> = vec![];
+            for c in (v + 1..parents.len()).filter(|&c| parents[c] == v as i64) {
+                let of = |token: usize| if taken.contains(&token) { 0.0 } else { q[token] };
+                let total: f64 = (0..q.len()).map(of).sum();
+                let mut left = rng.unit() * total;
+                let token = (0..q.len()).position(|token| {
+                    left -= of(token);
+                    left < 0.0
                 });
-                let Some((mut q, _)) = q else { continue };
-                for c in (v + 1..n).filter(|&c| self.parents[[i, c]] == v as i64) {
-                    let total: f64 = q.iter().sum();
-                    let mut left = rng.unit() * total;
-                    let token = q.iter().position(|w| {
-                        left -= w;
-                        left < 0.0
-                    });
-                    self.tokens[[i, c]] = token.map_or(-1, |token| token as i64);
-                    if let Some(token) = token.filter(|_| self.rule == VWD_WALK_DISTINCT) {
-                        q[token] = 0.0;
-                    }
-                }
+                drawn.push((c, token.map_or(-1, |token| token as i64)));
+                taken.extend(token.filter(|_| self.rule == VWD_WALK_DISTINCT));
             }
         }
+        drawn
     }
 
     /// Request `i` alone.
@@ -397,26 +426,78 @@ impl Scene {
         }
     }
 
-    /// So many requests like request 0, each with a seed or a position of its own.
-    pub fn repeated(&self, batch: usize, first: usize) -> Scene {
-        let times = |t: &Array<f64>| {
-            let data = (0..batch).flat_map(|_| t.row([0]).to_vec()).collect();
-            Array::new(&[&[batch], &t.shape[1..]].concat(), data)
-        };
-        let row =
-            |t: &Array<i64>| Array::new(&[batch, self.nodes()], (0..batch).flat_map(|_| t.row([0]).to_vec()).collect());
-        let by_seed = !first.is_multiple_of(2000);
+    /// So many requests that share the rows of request 0.
+    pub fn repeated(&self, batch: usize) -> Scene {
+        let row = |t: &Array<i64>| Array::new(&[batch, self.nodes()], t.row([0]).repeat(batch));
         Scene {
             tokens: row(&self.tokens),
             parents: row(&self.parents),
             counts: self.counts.as_ref().map(|counts| vec![counts[0]; batch]),
-            target: times(&self.target),
-            draft_rows: self.draft_rows.as_ref().map(times),
             settings: vec![self.settings[0]; batch],
-            seeds: (0..batch).map(|i| if by_seed { (first + i) as i64 } else { 42 }).collect(),
-            positions: (0..batch).map(|i| if by_seed { 7 } else { ((first + i) * self.nodes()) as i64 }).collect(),
+            seeds: vec![0; batch],
+            positions: vec![0; batch],
             ends: self.ends.as_ref().map(|ends| ends.select(&vec![0; batch])),
             ..self.clone()
+        }
+    }
+}
+
+/// A call's arguments in memory.
+pub struct Placed<'b> {
+    backend: &'b Backend,
+    args: vwd_verify_tree_args,
+    tokens: Tensor<'b>,
+    seeds: Tensor<'b>,
+    positions: Tensor<'b>,
+    /// The other inputs.
+    inputs: Vec<Tensor<'b>>,
+    accepted: Tensor<'b>,
+    path: Tensor<'b>,
+    next_token: Tensor<'b>,
+    committed: Tensor<'b>,
+    status: Tensor<'b>,
+    cut: Option<(Tensor<'b>, Tensor<'b>)>,
+}
+
+impl Again for Placed<'_> {
+    fn run(&self) {
+        // SAFETY: the tensors outlive the call.
+        self.backend.finish(unsafe { vwd_verify_tree(self.backend.session(), &self.args, self.backend.stream()) });
+    }
+
+    fn draft(&self) -> &Tensor<'_> {
+        &self.tokens
+    }
+
+    fn numbers(&self) -> [&Tensor<'_>; 2] {
+        [&self.seeds, &self.positions]
+    }
+
+    fn committed(&self) -> &Tensor<'_> {
+        &self.committed
+    }
+}
+
+impl Placed<'_> {
+    /// What the call wrote, and nothing else.
+    fn results(&self) -> Results {
+        let inputs = [&self.tokens, &self.seeds, &self.positions];
+        inputs.into_iter().chain(&self.inputs).for_each(|t| t.assert_untouched("an input"));
+        let cuts = self.cut.iter().flat_map(|(len, finish)| [len, finish]);
+        let outputs = [&self.accepted, &self.path, &self.next_token, &self.committed, &self.status];
+        outputs.into_iter().chain(cuts).for_each(|t| t.assert_written("an output", |_| true));
+        let word = |bytes: &Bytes| u32::from_le_bytes(bytes[..].try_into().unwrap()) as i64;
+        let cut = self.cut.as_ref();
+        let (committed_len, finish) =
+            cut.map(|(len, finish)| (len.read_ints().data, finish.read_ints().data)).unwrap_or_default();
+        Results {
+            accepted: self.accepted.read_ints().data,
+            path: self.path.read_ints(),
+            next_token: self.next_token.read_ints().data,
+            committed: self.committed.read_ints(),
+            status: self.status.read_raw().data.iter().map(word).collect(),
+            committed_len,
+            finish,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Maps of keys and values, by which verify128 and verify128_short copy whole tiles as boxes of tensors.
 
 use super::plan::{Plan, TILE};
-use super::verify128::CHANNELS;
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::tensor_map::{Boxed, TensorMap};
 use crate::runtime::cuda::views::View;
@@ -41,10 +40,10 @@ impl Boxes {
 /// The map of a tensor [pages, P, Hk, D].
 fn map(view: &View<4>, t: &Tensor) -> Option<TensorMap> {
     let [page, row, head, _] = view.step;
-    let [pages, rows, heads, _] = [0, 1, 2, 3].map(|d| t.dim(d));
+    let [pages, rows, heads, channels] = [0, 1, 2, 3].map(|d| t.dim(d));
     TensorMap::new(&Boxed {
         data: view.data,
-        dims: [CHANNELS as usize, rows, heads, pages],
+        dims: [channels, rows, heads, pages],
         steps: [row, head, page],
         lengths: [SLAB_ELEMENTS, TILE, 1, 1],
     })

@@ -4,8 +4,8 @@
 //! is added there does not compile until every variant says whether it takes it.
 
 use super::params::Params;
-use super::plan::{Element, Job, Rows, Sizes, TILE, WARP_ROWS, Width, is_copied_by_16, values_are_keys};
-use super::{decode128, int4_128, mla16, mla64, verify128};
+use super::plan::{Element, Job, Rows, Sizes, TILE, WARP_ROWS, Width, is_copied_by, is_copied_by_16, values_are_keys};
+use super::{decode128, int4_128, mla16, mla64, mma, verify128};
 use crate::core::dtype::DType;
 use crate::ops::int4::Int4Kv;
 use crate::runtime::cuda::layout::is_near;
@@ -16,18 +16,25 @@ variants! {
     pub enum Variant: "attention" {
         /// Heads of 128 channels, tokens in whole tiles, up to 16 rows a list.
         Decode128 = "decode128",
-        /// Heads of 64 channels in 16 bits, tokens in whole tiles, up to 8 rows a list.
+        /// Heads of 64 channels, tokens in whole tiles, up to 8 rows a list.
         Decode64 = "decode64",
-        /// The same of 256 channels.
+        /// The same of 256 channels in 16 bits.
         Decode256 = "decode256",
         /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified, over few short lists.
         Verify128Short = "verify128_short",
         /// The same, over any.
         Verify128 = "verify128",
+        /// Both for heads of 64 channels.
+        Verify64Short = "verify64_short",
+        Verify64 = "verify64",
+        /// Heads of 256 channels in 16 bits, up to 64 rows at a time, over any lists.
+        Verify256 = "verify256",
         /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows at a time.
         Int4_128 = "int4_128",
         /// The same, up to 64 rows at a time: drafts that are verified.
         Int4Verify128 = "int4_verify128",
+        /// Tensor cores, tokens coded in INT4, heads of up to 256 channels and rows of any number.
+        Int4Mma = "int4_mma",
         /// MLA, 64 rows at a time.
         Mla64 = "mla64",
         /// MLA, 16 rows at a time.
@@ -115,6 +122,8 @@ pub struct Options {
 pub struct Int4 {
     /// Rows of codes and of means begin and end on 16 bytes.
     pub rows_of_16_bytes: bool,
+    /// Those of means do, and those of codes on 8.
+    pub codes_of_8_bytes: bool,
     /// Means have the type of keys that are not coded.
     pub means_are_as_keys: bool,
     /// Strides from row to row and from page to page fit in 32 bits.
@@ -125,6 +134,8 @@ impl Int4 {
     fn of(int4: &Int4Kv, keys: DType) -> Int4 {
         Int4 {
             rows_of_16_bytes: [&int4.k, &int4.v, &int4.means].into_iter().all(is_copied_by_16),
+            codes_of_8_bytes: is_copied_by_16(&int4.means)
+                && [&int4.k, &int4.v].iter().all(|codes| is_copied_by(8, codes)),
             means_are_as_keys: int4.means.dtype == keys,
             near_strides: [&int4.k, &int4.v, &int4.k_scale, &int4.v_scale, &int4.means]
                 .iter()
@@ -175,21 +186,34 @@ fn has_paged_tiles(job: &Job, params: &Params) -> bool {
 const NO_INT4: &str = "it takes no tokens in INT4";
 const NO_FAR_PAGES: &str = "its slots name no pages in other memory";
 const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
+const OF_64_CHANNELS: &str = "it takes heads of 64 channels";
+const OF_128_CHANNELS: &str = "it takes heads of 128 channels";
+const OF_256_CHANNELS: &str = "it takes heads of 256 channels";
 
 /// How a variant of attention suits a call.
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
-        Variant::Decode64 => {
-            fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS, "it takes heads of 64 channels")
+        Variant::Decode64 => fit_other_decode(device, sizes, options, decode128::NARROW_CHANNELS, OF_64_CHANNELS),
+        Variant::Decode256 => fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS, OF_256_CHANNELS),
+        Variant::Verify128Short => {
+            of_width(sizes, verify128::CHANNELS, OF_128_CHANNELS, || fit_verify_short(device, sizes, options))
         }
-        Variant::Decode256 => {
-            fit_other_decode(device, sizes, options, decode128::BROAD_CHANNELS, "it takes heads of 256 channels")
+        Variant::Verify128 => {
+            of_width(sizes, verify128::CHANNELS, OF_128_CHANNELS, || fit_verify(device, sizes, options))
         }
-        Variant::Verify128Short => fit_verify_short(device, sizes, options),
-        Variant::Verify128 => fit_verify128(device, sizes, options),
+        Variant::Verify64Short => {
+            of_width(sizes, verify128::NARROW_CHANNELS, OF_64_CHANNELS, || fit_verify_short(device, sizes, options))
+        }
+        Variant::Verify64 => {
+            of_width(sizes, verify128::NARROW_CHANNELS, OF_64_CHANNELS, || fit_verify(device, sizes, options))
+        }
+        Variant::Verify256 => {
+            of_width(sizes, verify128::BROAD_CHANNELS, OF_256_CHANNELS, || fit_verify(device, sizes, options))
+        }
         Variant::Int4_128 => fit_int4_128(device, sizes, options),
         Variant::Int4Verify128 => fit_int4_verify128(device, sizes, options),
+        Variant::Int4Mma => fit_int4_mma(device, sizes, options),
         Variant::Mla64 => fit_mla64(device, sizes, options),
         Variant::Mla16 => fit_mla16(device, sizes, options),
         Variant::Mma => fit_mma(sizes, options),
@@ -197,19 +221,26 @@ pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) 
     }
 }
 
-fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
-    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
-    takes_decode(device, sizes, options).unless(is_wide, "it takes heads of 128 channels")
+/// `fit` of heads of so many channels. Most calls have heads of another width: nothing more is asked of them.
+fn of_width(sizes: &Sizes, channels: u32, reason: &'static str, fit: impl FnOnce() -> Fit) -> Fit {
+    if (sizes.dim, sizes.value_dim) == (channels, channels) { fit() } else { Fit::Cannot(reason) }
 }
 
-/// decode64 or decode256. `reason`: what it says of heads of another width, which most calls have: nothing more is asked of them.
+fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    takes_decode(device, sizes, options).unless(is_wide, OF_128_CHANNELS)
+}
+
+/// decode64 or decode256. `reason`: what it says of heads of another width.
 fn fit_other_decode(device: &Device, sizes: &Sizes, options: &Options, channels: u32, reason: &'static str) -> Fit {
-    if (sizes.dim, sizes.value_dim) != (channels, channels) {
-        return Fit::Cannot(reason);
-    }
-    takes_decode(device, sizes, options)
-        .unless(sizes.element == Some(Element::Fp8), "it takes keys of 16 bits")
-        .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
+    of_width(sizes, channels, reason, || {
+        takes_decode(device, sizes, options)
+            .unless(
+                channels == decode128::BROAD_CHANNELS && sizes.element == Some(Element::Fp8),
+                "it takes keys of 16 bits",
+            )
+            .unless(sizes.rows > WARP_ROWS, "it takes up to 8 rows a list")
+    })
 }
 
 /// What decode128, decode64 and decode256 take.
@@ -228,7 +259,7 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token,
         values_are_keys: _,
         wide_queries: _,
-        is_far,
+        is_far: _,
         far_pages: _,
         rows_of_16_bytes,
         near_strides,
@@ -250,8 +281,8 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         && matches!(fit_verify_short(device, sizes, options), Fit::Takes);
     let shape = decode128::shape(device.multiprocessors, sizes, form.rows(), partials);
     let stages = form.stages(device.shared_bytes, shape.adds_up_units());
-    let is_verify128s = (is_far || suits_verify128(device, sizes, options))
-        && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+    let is_verify128s =
+        suits_verify128(device, sizes, options) && matches!(fit_verify(device, sizes, options), Fit::Takes);
     let fit = if is_uneven || start || is_verify128s || is_shorts { Fit::Slower } else { Fit::Takes };
     fit.unless(int4.is_some(), NO_INT4)
         .unless(tree, "it takes no draft tree")
@@ -268,9 +299,11 @@ fn takes_decode(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
 }
 
 /// Whether verify128 takes any number of rows: where it is the fastest, and in a batch-invariant session for all tokens of a sequence, so that
-/// a draft's row has the bits when it is verified that it would have alone.
+/// a draft's row has the bits when it is verified that it would have alone. Of heads of other widths that is so in such a session alone:
+/// decode64 and decode256 were faster wherever they were measured.
 fn suits_verify128(device: &Device, sizes: &Sizes, options: &Options) -> bool {
-    reads_most(device, sizes, options) || is_alike(sizes, options)
+    let is_128 = sizes.dim == verify128::CHANNELS;
+    is_128 && (options.is_far || reads_most(device, sizes, options)) || is_alike(sizes, options)
 }
 
 fn is_alike(sizes: &Sizes, options: &Options) -> bool {
@@ -290,7 +323,8 @@ fn reads_most(device: &Device, sizes: &Sizes, options: &Options) -> bool {
     !options.window && are_many && !is_mmas && !is_decode128s
 }
 
-fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+/// verify128, verify64 or verify256, whichever takes heads of the call's width.
+fn fit_verify(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
         q_lens: _,
@@ -310,38 +344,45 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         far_pages,
         rows_of_16_bytes,
         near_strides: _,
-        whole_tiles: _,
+        whole_tiles,
         paged_tiles: _,
         tree,
         int4,
     } = *options;
-    // Of draft trees it is the one fast variant.
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !suits_verify128(device, sizes, options) && !tree;
+    // Of draft trees it is the one fast variant. mma takes heads of 64 channels in room for 128.
+    let is_mmas = !is_far && !tree && !(whole_tiles && sizes.dim == verify128::NARROW_CHANNELS);
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && is_mmas && !suits_verify128(device, sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(int4.is_some(), NO_INT4);
-    takes_drafts(fit, device.runs_verify128, sizes)
-        .unless(far_pages, NO_FAR_PAGES)
-        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
-        .unless(partials, "it keeps no partials")
+    takes_drafts(
+        fit,
+        device.runs_verify128,
+        sizes,
+        &[verify128::CHANNELS, verify128::NARROW_CHANNELS, verify128::BROAD_CHANNELS],
+    )
+    .unless(far_pages, NO_FAR_PAGES)
+    .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+    .unless(partials, "it keeps no partials")
 }
 
+/// verify128_short or verify64_short.
 fn fit_verify_short(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let pays = verify128::short_pays(sizes, device.multiprocessors, options.lists, options.tree);
-    match fit_verify128(device, sizes, options) {
+    match fit_verify(device, sizes, options) {
         Fit::Takes if !pays || options.is_far || is_alike(sizes, options) => Fit::Slower,
         fit => fit,
     }
     .unless(!device.runs_verify_short, "it needs clusters of compute capability 9.0 itself")
 }
 
-/// What verify128 takes in attention and in repair.
-fn takes_drafts(fit: Fit, runs_verify128: bool, sizes: &Sizes) -> Fit {
+/// What verify128 takes in attention and in repair, with heads of one of these widths.
+fn takes_drafts(fit: Fit, runs_verify128: bool, sizes: &Sizes, widths: &[u32]) -> Fit {
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
-    let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
+    let is_other = sizes.value_dim != sizes.dim || !widths.contains(&sizes.dim);
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
     fit.unless(!runs_verify128, "it needs clusters of compute capability 9.0 itself")
         .unless(!is_16_bit, "it takes keys of 16 bits, and queries of their type or of float32")
-        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(is_other, OF_128_CHANNELS)
         .unless(items.saturating_mul(sizes.units.max(1)) >= 1 << 31, "it takes fewer than 2^31 tiles")
 }
 
@@ -484,15 +525,40 @@ fn fit_int4_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit 
     let are_few = sizes.rows <= Rows::UpTo16.count() || int4_128::is_short(sizes);
     let is_int4_128s = are_few && !options.wide_queries && !options.tree && has_near_int4(options);
     let fit = if is_int4_128s { Fit::Slower } else { Fit::Takes };
-    takes_drafts(takes_int4(fit, sizes, options), device.runs_int4_verify128, sizes)
+    takes_drafts(takes_int4(fit, sizes, options), device.runs_int4_verify128, sizes, &[verify128::CHANNELS])
 }
 
 fn has_near_int4(options: &Options) -> bool {
     options.near_strides && options.int4.is_some_and(|int4| int4.near_strides)
 }
 
-/// What both kernels of INT4 take.
+fn fit_int4_mma(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    multiplies_int4(Fit::Takes, sizes, options)
+        .unless(options.tree, "it takes no draft tree")
+        .unless(mma::int4_entry(sizes).is_none(), "it takes D and Dv up to 256")
+        .unless(
+            !mma::int4_fits(device.shared_bytes, sizes, options.partials),
+            "it needs more shared memory than the device has",
+        )
+        .unless(!options.rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+        .unless(
+            !options.int4.is_some_and(|int4| int4.codes_of_8_bytes),
+            "rows of means have to begin and end on 16 bytes, of codes on 8",
+        )
+}
+
+/// What int4_128 and int4_verify128 take.
 fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    let rows_of_16_bytes = options.rows_of_16_bytes && options.int4.is_some_and(|int4| int4.rows_of_16_bytes);
+    multiplies_int4(fit, sizes, options)
+        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(options.partials, "it keeps no partials")
+        .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
+}
+
+/// What all kernels of INT4 on tensor cores take.
+fn multiplies_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     let Options {
         positions: _,
         q_lens: _,
@@ -502,7 +568,7 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         window: _,
         soft_cap: _,
         sinks: _,
-        partials,
+        partials: _,
         start: _,
         // Keys that are not coded have no scale.
         scales_per_token: _,
@@ -510,7 +576,7 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         wide_queries: _,
         is_far: _,
         far_pages,
-        rows_of_16_bytes,
+        rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles,
         paged_tiles: _,
@@ -519,14 +585,9 @@ fn takes_int4(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     } = *options;
     let Some(int4) = int4 else { return Fit::Cannot("it takes calls with tokens in INT4") };
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
-    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
-    let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
     fit.unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(far_pages, NO_FAR_PAGES)
         .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
-        .unless(is_wide, "it takes heads of 128 channels")
-        .unless(partials, "it keeps no partials")
-        .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
         .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
 }
 
@@ -601,7 +662,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         RepairVariant::Verify128 => {
             let are_few = sizes.rows < verify128::FEWEST_ROWS;
             let one_launch = if are_few && one_launch == Fit::Takes { Fit::Slower } else { one_launch };
-            takes_drafts(one_launch, repair.runs_verify128, sizes)
+            takes_drafts(one_launch, repair.runs_verify128, sizes, &[verify128::CHANNELS])
                 .unless(!repair.verify128_fits, "the lists do not fit in the device's shared memory")
         }
         RepairVariant::OneLaunch => one_launch

@@ -6,7 +6,7 @@ use super::verify128;
 use crate::runtime::cuda::layout::Divisor;
 
 pub const CHANNELS: u32 = 128;
-/// Those of decode64 and of decode256, which take 16 bits and up to eight rows.
+/// Those of decode64 and of decode256, which take up to eight rows, and decode256 16 bits alone.
 pub const NARROW_CHANNELS: u32 = 64;
 pub const BROAD_CHANNELS: u32 = 256;
 /// Lists that the kernels number.
@@ -156,6 +156,7 @@ impl Form {
     pub fn stages(self, shared_bytes: u32, adds_up_units: bool) -> Option<u32> {
         const CHANNELS_BYTES: u32 = CHANNELS * 2;
         let counts: &[u32] = match (self.channels * self.element.bytes(), self.rows) {
+            (..CHANNELS, _) => &[8],
             (..CHANNELS_BYTES, _) => &[4],
             (CHANNELS_BYTES, Rows::UpTo16) => &[3, 2],
             (CHANNELS_BYTES, _) => &[2],

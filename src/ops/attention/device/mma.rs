@@ -1,4 +1,4 @@
-//! The plan of kernels/attention/mma.cuh and general.cu: units of all lists are split evenly among the CTAs of the device.
+//! The plan of mma.cuh and general.cu of kernels/attention/ and kernels/attention_int4/: units of all lists are split evenly among the CTAs of the device.
 
 use super::chunks::{Chunks, Cut, FixedChunks};
 use super::params::Params;
@@ -11,6 +11,8 @@ use crate::runtime::cuda::layout::Divisor;
 /// Shared memory that the kernels declare, rounded up.
 const STATIC_SHARED: u32 = 2304;
 const MOST_STAGES: u32 = 8;
+/// The largest D and Dv that the kernels of int4_mma take.
+const INT4_CHANNELS: [u32; 3] = [64, 128, 256];
 /// Units that the kernels count stay below.
 const MOST_UNITS: u64 = 1 << 31;
 
@@ -37,7 +39,8 @@ pub fn work_items(
     most_stages: u32,
 ) -> Result<WorkItems> {
     let mut params = *params;
-    let shared = share(&mut params, entry, most_shared(shared_bytes), most_stages)?;
+    let has_partials = !params.partials.acc.data.is_null();
+    let shared = share(&mut params, entry, has_partials, most_shared(shared_bytes), most_stages)?;
     let rows_of_cta = WARP_ROWS << params.log_members;
     let row_blocks = params.rows.div_ceil(rows_of_cta);
     let items = sizes.lists.saturating_mul(row_blocks as u64);
@@ -55,7 +58,39 @@ pub fn entry(sizes: &Sizes) -> Option<Entry> {
     Some(Entry::Mma(sizes.element?, Width::of(sizes.dim, sizes.value_dim)?))
 }
 
-/// The plan of mma, or of a kernel that general runs.
+/// The kernel of int4_mma for a call that int4_mma takes.
+pub fn int4_entry(sizes: &Sizes) -> Option<Entry> {
+    let widest = sizes.dim.max(sizes.value_dim);
+    Some(Entry::Int4Mma(sizes.element?, INT4_CHANNELS.into_iter().find(|&channels| widest <= channels)?))
+}
+
+/// Whether shared memory has room for a call that int4_mma takes.
+pub fn int4_fits(shared_bytes: u32, sizes: &Sizes, has_partials: bool) -> bool {
+    let Some(entry) = int4_entry(sizes) else { return false };
+    let mut params = Params { rows: sizes.rows, dim: sizes.dim, value_dim: sizes.value_dim, ..Params::none() };
+    share(&mut params, entry, has_partials, most_shared(shared_bytes), MOST_STAGES).is_ok()
+}
+
+/// What a kernel on tensor cores has in shared memory.
+struct Room {
+    /// Channels of a key or value, and bytes of one.
+    channels: u32,
+    bytes: u32,
+    /// Forms of each query: int4_mma has it as it is, and turned.
+    queries: u32,
+}
+
+impl Room {
+    fn of(entry: Entry) -> Option<Room> {
+        match entry {
+            Entry::Mma(element, width) => Some(Room { channels: width.channels(), bytes: element.bytes(), queries: 1 }),
+            Entry::Int4Mma(element, channels) => Some(Room { channels, bytes: element.bytes(), queries: 2 }),
+            _ => None,
+        }
+    }
+}
+
+/// The plan of mma or int4_mma, or of a kernel that general runs.
 pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
     let WorkItems { mut params, rows, shared } = work_items(shared_bytes, params, sizes, entry, MOST_STAGES)?;
     let more = multiprocessors.saturating_sub(params.work_items).max(multiprocessors / 2).max(1);
@@ -77,19 +112,25 @@ pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Si
 }
 
 /// Lays shared memory out, and returns how much it takes.
-fn share(params: &mut Params, entry: Entry, most: u32, most_stages: u32) -> Result<u32> {
+fn share(params: &mut Params, entry: Entry, has_partials: bool, most: u32, most_stages: u32) -> Result<u32> {
     params.warp_rows = params.rows.min(WARP_ROWS);
     let warp_acc = params.warp_rows * (params.value_dim + 4) * size_of::<f32>() as u32;
     // With partials: the state of one unit, and the total of all, of every warp.
-    let totals = if params.partials.acc.data.is_null() { 0 } else { 2 * WARPS * warp_acc };
+    let totals = if has_partials { 2 * WARPS * warp_acc } else { 0 };
     // general shares no tile: a warp's rows are enough for a CTA.
-    let members = if matches!(entry, Entry::Mma(..)) { params.rows.div_ceil(WARP_ROWS).min(WARPS) } else { 1 };
-    for log_members in members.next_power_of_two().ilog2()..=WARPS.ilog2() {
+    let room = Room::of(entry);
+    let members = if room.is_some() { params.rows.div_ceil(WARP_ROWS).min(WARPS) } else { 1 };
+    let enough = members.next_power_of_two().ilog2();
+    // int4_mma takes fewer rows at a time where shared memory has no room for all.
+    let fewest = if matches!(entry, Entry::Int4Mma(..)) { 0 } else { enough };
+    for log_members in (enough..=WARPS.ilog2()).chain((fewest..enough).rev()) {
         let members = 1 << log_members;
-        let (stages, stage_bytes, q_pitch, sums) = if let Entry::Mma(element, width) = entry {
-            let tile = TILE * (width.channels() * element.bytes() + 16);
-            params.v_offset = if values_are_keys(params) { 0 } else { tile };
-            let q_pitch = width.channels() * 2 + 16;
+        let (stages, stage_bytes, q_pitch, sums) = if let Some(room) = &room {
+            let tile = TILE * (room.channels * room.bytes + 16);
+            // Coded values are never the first channels of the keys.
+            let are_keys = matches!(entry, Entry::Mma(..)) && values_are_keys(params);
+            params.v_offset = if are_keys { 0 } else { tile };
+            let q_pitch = room.queries * (room.channels * 2 + 16);
             let rest = members * WARP_ROWS * q_pitch + totals;
             let of_team = most.saturating_sub(rest) / (WARPS / members);
             let mut stage = TOKEN_INFO_BYTES + tile + params.v_offset;

@@ -43,9 +43,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 57] = {
+const ATTENTION: [(Entry, &str, &str); 77] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
+    use Entry::{Decode64, Decode128, Decode128Term, Decode256, General, GeneralTree, Int4_128, Int4General, Int4Mma, Int4Verify128, Int4Verify128Tree, Mla16, Mla64, Mma, Verify64, Verify64Short, Verify64ShortTree, Verify64Tree, Verify256, Verify256Tree, Verify128, Verify128Tree, VerifyShort, VerifyShortTree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -62,6 +62,8 @@ const ATTENTION: [(Entry, &str, &str); 57] = {
         (Decode64(F16, UpTo8), "attention/decode64", "attention_decode64_f16_8"),
         (Decode64(Bf16, UpTo4), "attention/decode64", "attention_decode64_bf16_4"),
         (Decode64(Bf16, UpTo8), "attention/decode64", "attention_decode64_bf16_8"),
+        (Decode64(Fp8, UpTo4), "attention/decode64", "attention_decode64_fp8_4"),
+        (Decode64(Fp8, UpTo8), "attention/decode64", "attention_decode64_fp8_8"),
         (Decode256(F16, UpTo4), "attention/decode256", "attention_decode256_f16_4"),
         (Decode256(F16, UpTo8), "attention/decode256", "attention_decode256_f16_8"),
         (Decode256(Bf16, UpTo4), "attention/decode256", "attention_decode256_bf16_4"),
@@ -80,6 +82,18 @@ const ATTENTION: [(Entry, &str, &str); 57] = {
         (VerifyShort(Bf16), "attention/verify128_short", "attention_verify128_short_bf16"),
         (VerifyShortTree(F16), "attention_tree/verify128_short", "attention_verify128_short_tree_f16"),
         (VerifyShortTree(Bf16), "attention_tree/verify128_short", "attention_verify128_short_tree_bf16"),
+        (Verify64(F16), "attention/verify64", "attention_verify64_f16"),
+        (Verify64(Bf16), "attention/verify64", "attention_verify64_bf16"),
+        (Verify64Tree(F16), "attention_tree/verify64", "attention_verify64_tree_f16"),
+        (Verify64Tree(Bf16), "attention_tree/verify64", "attention_verify64_tree_bf16"),
+        (Verify64Short(F16), "attention/verify64_short", "attention_verify64_short_f16"),
+        (Verify64Short(Bf16), "attention/verify64_short", "attention_verify64_short_bf16"),
+        (Verify64ShortTree(F16), "attention_tree/verify64_short", "attention_verify64_short_tree_f16"),
+        (Verify64ShortTree(Bf16), "attention_tree/verify64_short", "attention_verify64_short_tree_bf16"),
+        (Verify256(F16), "attention/verify256", "attention_verify256_f16"),
+        (Verify256(Bf16), "attention/verify256", "attention_verify256_bf16"),
+        (Verify256Tree(F16), "attention_tree/verify256", "attention_verify256_tree_f16"),
+        (Verify256Tree(Bf16), "attention_tree/verify256", "attention_verify256_tree_bf16"),
         (Int4_128(F16, UpTo4), "attention_int4/decode128_f16", "attention_int4_128_f16_4"),
         (Int4_128(F16, UpTo8), "attention_int4/decode128_f16", "attention_int4_128_f16_8"),
         (Int4_128(F16, UpTo16), "attention_int4/decode128_f16", "attention_int4_128_f16_16"),
@@ -90,6 +104,12 @@ const ATTENTION: [(Entry, &str, &str); 57] = {
         (Int4Verify128(Bf16), "attention_int4/verify128", "attention_int4_verify128_bf16"),
         (Int4Verify128Tree(F16), "attention_int4/verify128_tree", "attention_int4_verify128_tree_f16"),
         (Int4Verify128Tree(Bf16), "attention_int4/verify128_tree", "attention_int4_verify128_tree_bf16"),
+        (Int4Mma(F16, 64), "attention_int4/mma_f16", "attention_int4_mma_f16_64"),
+        (Int4Mma(F16, 128), "attention_int4/mma_f16", "attention_int4_mma_f16_128"),
+        (Int4Mma(F16, 256), "attention_int4/mma_f16", "attention_int4_mma_f16_256"),
+        (Int4Mma(Bf16, 64), "attention_int4/mma_bf16", "attention_int4_mma_bf16_64"),
+        (Int4Mma(Bf16, 128), "attention_int4/mma_bf16", "attention_int4_mma_bf16_128"),
+        (Int4Mma(Bf16, 256), "attention_int4/mma_bf16", "attention_int4_mma_bf16_256"),
         (Mla64(F16), "attention/mla64", "attention_mla64_f16"),
         (Mla64(Bf16), "attention/mla64", "attention_mla64_bf16"),
         (Mla16(F16), "attention/mla16", "attention_mla16_f16"),
@@ -159,15 +179,23 @@ impl cuda::Kernels for Kernels {
         source!("attention/decode256", compute_90),
         source!("attention/verify128", compute_90a),
         source!("attention/verify128_short", compute_90a),
+        source!("attention/verify64", compute_90a),
+        source!("attention/verify64_short", compute_90a),
+        source!("attention/verify256", compute_90a),
         source!("attention_int4/decode128_f16", compute_90),
         source!("attention_int4/decode128_bf16", compute_90),
         source!("attention_int4/verify128", compute_90a),
         source!("attention_int4/verify128_tree", compute_90a),
+        source!("attention_int4/mma_f16", compute_80, compute_90),
+        source!("attention_int4/mma_bf16", compute_80, compute_90),
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
         source!("attention_tree/verify128", compute_90a),
         source!("attention_tree/verify128_short", compute_90a),
+        source!("attention_tree/verify64", compute_90a),
+        source!("attention_tree/verify64_short", compute_90a),
+        source!("attention_tree/verify256", compute_90a),
         source!("attention_tree/general", compute_80, compute_90),
         source!("attention_int4/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
@@ -193,6 +221,7 @@ impl cuda::Kernels for Kernels {
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
                 entry if entry.is_decode() => decode128::most_shared(facts.shared_bytes),
+                entry if entry.is_verify256() => verify128::shared(verify128::BROAD_CHANNELS),
                 entry if entry.is_verify128() || entry.is_verify_short() => verify128::SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
@@ -279,10 +308,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         (None, true) => Entry::GeneralTree,
         (None, false) => Entry::General,
     };
-    let general = |is_mma: bool| {
-        let entry = if is_mma { mma::entry(&sizes).expect(PLANNED) } else { of_general };
-        mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry)
-    };
+    let evenly = |entry| mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry);
     let mut plan = match variant {
         Variant::Decode128 | Variant::Decode64 | Variant::Decode256 => {
             let of = |shared_bytes| decode128::plan(multiprocessors, shared_bytes, &params, &sizes);
@@ -292,19 +318,28 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
                 None => plan,
             }
         }
-        Variant::Verify128 | Variant::Int4Verify128 => {
+        Variant::Verify128 | Variant::Verify64 | Variant::Verify256 | Variant::Int4Verify128 => {
             let (clusters, element) = (kernels.verify_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
-            let entry = match (options.int4, options.tree) {
-                (Some(_), true) => Entry::Int4Verify128Tree(element),
-                (Some(_), false) => Entry::Int4Verify128(element),
-                (None, true) => Entry::Verify128Tree(element),
-                (None, false) => Entry::Verify128(element),
+            let entry = match (variant, options.tree) {
+                (Variant::Int4Verify128, true) => Entry::Int4Verify128Tree(element),
+                (Variant::Int4Verify128, false) => Entry::Int4Verify128(element),
+                (Variant::Verify64, true) => Entry::Verify64Tree(element),
+                (Variant::Verify64, false) => Entry::Verify64(element),
+                (Variant::Verify256, true) => Entry::Verify256Tree(element),
+                (Variant::Verify256, false) => Entry::Verify256(element),
+                (_, true) => Entry::Verify128Tree(element),
+                (_, false) => Entry::Verify128(element),
             };
             verify128::plan(clusters, &params, &sizes, entry)?
         }
-        Variant::Verify128Short => {
+        Variant::Verify128Short | Variant::Verify64Short => {
             let (clusters, element) = (kernels.short_clusters.as_ref().expect(PLANNED), sizes.element.expect(PLANNED));
-            let entry = if options.tree { Entry::VerifyShortTree(element) } else { Entry::VerifyShort(element) };
+            let entry = match (variant, options.tree) {
+                (Variant::Verify64Short, true) => Entry::Verify64ShortTree(element),
+                (Variant::Verify64Short, false) => Entry::Verify64Short(element),
+                (_, true) => Entry::VerifyShortTree(element),
+                (_, false) => Entry::VerifyShort(element),
+            };
             verify128::plan_short(clusters, multiprocessors, &params, &sizes, entry)
         }
         Variant::Int4_128 => {
@@ -316,8 +351,9 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
             let clusters = kernels.clusters.as_ref().expect(PLANNED);
             mla16::plan(clusters, &params, &sizes).expect(PLANNED)
         }
-        Variant::Mma => general(true)?,
-        Variant::General => general(false)?,
+        Variant::Int4Mma => evenly(mma::int4_entry(&sizes).expect(PLANNED))?,
+        Variant::Mma => evenly(mma::entry(&sizes).expect(PLANNED))?,
+        Variant::General => evenly(of_general)?,
     };
     // Tiles that lie side by side; those in host memory are read by the lanes themselves.
     plan.in_boxes = plan.entry.takes_boxes() && !job.is_far && 1 << params.log_granule == TILE;

@@ -33,9 +33,18 @@ pub enum Entry {
     Verify128Tree(Element),
     VerifyShort(Element),
     VerifyShortTree(Element),
+    /// Of 64 channels, and of 256.
+    Verify64(Element),
+    Verify64Tree(Element),
+    Verify64Short(Element),
+    Verify64ShortTree(Element),
+    Verify256(Element),
+    Verify256Tree(Element),
     Int4_128(Element, Rows),
     Int4Verify128(Element),
     Int4Verify128Tree(Element),
+    /// The largest D and Dv that it takes.
+    Int4Mma(Element, u32),
     Mla64(Element),
     Mla16(Element),
     Mma(Element, Width),
@@ -51,26 +60,35 @@ impl Entry {
         matches!(self, Decode128(..) | Decode64(..) | Decode256(..) | Decode128Term(..))
     }
 
-    /// Whether it is one of verify128, whose clusters and shared memory they have in common.
-    pub fn is_verify128(self) -> bool {
-        use Entry::{Int4Verify128, Int4Verify128Tree, Verify128, Verify128Tree};
-        matches!(self, Verify128(_) | Verify128Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_))
+    /// Whether it is one of verify256, whose shared memory is its own.
+    pub fn is_verify256(self) -> bool {
+        matches!(self, Entry::Verify256(_) | Entry::Verify256Tree(_))
     }
 
-    /// Whether it is one of verify128_short.
+    /// Whether it is one of verify128, verify64 or verify256, whose clusters they have in common.
+    pub fn is_verify128(self) -> bool {
+        use Entry::{Int4Verify128, Int4Verify128Tree, Verify64, Verify64Tree, Verify128, Verify128Tree};
+        let is_narrow = matches!(self, Verify64(_) | Verify64Tree(_));
+        is_narrow
+            || self.is_verify256()
+            || matches!(self, Verify128(_) | Verify128Tree(_) | Int4Verify128(_) | Int4Verify128Tree(_))
+    }
+
+    /// Whether it is one of verify128_short or of verify64_short.
     pub fn is_verify_short(self) -> bool {
-        matches!(self, Entry::VerifyShort(_) | Entry::VerifyShortTree(_))
+        use Entry::{Verify64Short, Verify64ShortTree, VerifyShort, VerifyShortTree};
+        matches!(self, VerifyShort(_) | VerifyShortTree(_) | Verify64Short(_) | Verify64ShortTree(_))
     }
 
     /// Whether it copies whole tiles as boxes of tensors.
     pub fn takes_boxes(self) -> bool {
-        self.is_verify_short() || matches!(self, Entry::Verify128(_) | Entry::Verify128Tree(_))
+        self.is_verify_short() || self.is_verify128() && !self.is_int4()
     }
 
     /// Whether it attends to tokens in INT4.
     pub fn is_int4(self) -> bool {
-        use Entry::{Int4_128, Int4General, Int4Verify128, Int4Verify128Tree};
-        matches!(self, Int4_128(..) | Int4General | Int4Verify128(_) | Int4Verify128Tree(_))
+        use Entry::{Int4_128, Int4General, Int4Mma, Int4Verify128, Int4Verify128Tree};
+        matches!(self, Int4_128(..) | Int4General | Int4Mma(..) | Int4Verify128(_) | Int4Verify128Tree(_))
     }
 }
 
@@ -277,7 +295,8 @@ impl Plan {
         let items = self.params.work_items as usize;
         match self.entry {
             entry if entry.is_decode() || matches!(entry, Entry::Int4_128(..)) => items * WARPS as usize,
-            Entry::Mla64(_) | Entry::VerifyShort(_) | Entry::VerifyShortTree(_) => 0,
+            Entry::Mla64(_) => 0,
+            entry if entry.is_verify_short() => 0,
             // And one at which all CTAs arrive.
             _ => items * self.cluster.unwrap_or(1) as usize + 1,
         }
@@ -408,12 +427,17 @@ pub fn type_of_out(outputs: &Outputs) -> u32 {
 
 /// Rows of adjacent elements begin and end on 16 bytes.
 pub fn is_copied_by_16(t: &Tensor) -> bool {
+    is_copied_by(16, t)
+}
+
+/// Rows of adjacent elements begin and end on so many bytes.
+pub fn is_copied_by(bytes: usize, t: &Tensor) -> bool {
     let last = t.rank() - 1;
-    let on_16 = |d: usize| t.dim(d) <= 1 || t.byte_stride(d) % 16 == 0;
+    let is_whole = |d: usize| t.dim(d) <= 1 || t.byte_stride(d) % bytes as i64 == 0;
     t.stride(last) == 1
-        && (t.dim(last) * t.dtype.bytes()).is_multiple_of(16)
-        && (t.data() as usize).is_multiple_of(16)
-        && (0..last).all(on_16)
+        && (t.dim(last) * t.dtype.bytes()).is_multiple_of(bytes)
+        && (t.data() as usize).is_multiple_of(bytes)
+        && (0..last).all(is_whole)
 }
 
 /// MLA: the values are the first channels of the keys.

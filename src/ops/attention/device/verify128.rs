@@ -16,18 +16,26 @@ pub const FEWEST_ROWS: u32 = 9;
 pub const DENSE_TOKENS: u64 = 1 << 19;
 pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
+/// Those of verify64 and verify64_short, and of verify256, which have the same clusters.
+pub const NARROW_CHANNELS: u32 = 64;
+pub const BROAD_CHANNELS: u32 = 256;
 pub const THREADS: u32 = 384;
 /// Codes are read and widened by two warpgroups, keys and values of 16 bits copied by one.
 const INT4_THREADS: u32 = 512;
-/// Units, of a tile each, of a stage.
+/// Units, of a tile each, of a stage, and of one of 256 channels.
 const STAGE_UNITS: u32 = 4;
+const BROAD_STAGE_UNITS: u32 = 2;
 /// CTAs of a cluster at most: more than every device is sure to form.
 const MOST_CTAS: usize = 16;
 /// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 16 CTAs.
 const RECEIVED_ROWS: u32 = 75;
-/// Stages of 64 tokens with keys and values (in INT4: fewer, and what is read into them); queries; the states of rows that a cluster sends, padded.
-pub const SHARED: u32 =
-    5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
+/// Of 256 channels clusters have powers of two of CTAs, which share all rows out evenly.
+const BROAD_RECEIVED_ROWS: u32 = 64;
+/// Stages of 64 tokens with keys and values, twice as many of 64 channels (in INT4: fewer, and what is read into them).
+const RING_BYTES: u32 = 5 * 2 * 64 * CHANNELS * 2;
+/// Stages of 32 tokens of 256 channels.
+const BROAD_RING_BYTES: u32 = 4 * 2 * 32 * BROAD_CHANNELS * 2;
+pub const SHARED: u32 = shared(CHANNELS);
 /// Threads of a CTA of verify128_short, whose shared memory is that of verify128, and its halves, which take stages by themselves.
 const SHORT_THREADS: u32 = 512;
 const HALVES: u32 = 2;
@@ -39,6 +47,15 @@ const MANY_LISTS_CTAS: usize = 2;
 const SHORT_TOKENS: u64 = 8 << 10;
 /// Lists of so many tokens at most are soonest done by a cluster for each, as large as so many can be.
 const ALONE_TOKENS: u64 = 4 << 10;
+
+/// Shared memory for heads of so many channels: the ring; queries; the states of rows that a cluster sends, padded.
+pub const fn shared(channels: u32) -> u32 {
+    let (ring, received) = match channels {
+        BROAD_CHANNELS => (BROAD_RING_BYTES, BROAD_RECEIVED_ROWS),
+        _ => (RING_BYTES, RECEIVED_ROWS),
+    };
+    ring + ROWS * channels * 2 + received * (channels + 4) * size_of::<f32>() as u32
+}
 
 /// How many clusters run at once, of one CTA, of two, and so on; each CTA has a multiprocessor.
 #[derive(Clone, Copy, Debug)]
@@ -116,19 +133,21 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
 /// The plan of a call that fits, by the kernel `entry`.
 pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
     let [single, pairs, ..] = clusters.0;
+    let is_broad = sizes.dim == BROAD_CHANNELS;
     let (ctas, cut) = if sizes.is_invariant() {
         // Whatever the number of rows, which have the bits then that each has alone.
         let (ctas, at_once) = if sizes.split_lists() > pairs.into() { (1, single) } else { (2, pairs) };
         (ctas, Cut::At(FixedChunks::new(sizes, at_once)))
     } else {
         let (ctas, more) = clusters.choose(work_items(sizes), sizes.list_tokens);
-        (ctas, Cut::Evenly(more))
+        (if is_broad { 1 << ctas.ilog2() } else { ctas }, Cut::Evenly(more))
     };
     let mut params = describe(params, sizes, ctas);
+    let stage_units = if is_broad { BROAD_STAGE_UNITS } else { STAGE_UNITS };
     // A list that is to be one chunk has no more than the least units of one.
-    params.least_units = (STAGE_UNITS * ctas).max(if matches!(cut, Cut::Evenly(0)) { sizes.units as u32 } else { 0 });
+    params.least_units = (stage_units * ctas).max(if matches!(cut, Cut::Evenly(0)) { sizes.units as u32 } else { 0 });
     let chunks = Chunks::plan(&mut params, sizes, ctas, cut)?;
-    let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (CHANNELS + 2) * size_of::<f32>() as u32;
+    let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (params.dim + 2) * size_of::<f32>() as u32;
     Ok(Plan {
         params,
         entry,
@@ -136,7 +155,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, entry: Entry) -
         threads: if entry.is_int4() { INT4_THREADS } else { THREADS },
         cluster: Some(ctas),
         joining: 0,
-        shared: SHARED,
+        shared: shared(params.dim),
         is_split_first: chunks.is_split_first,
         in_boxes: false,
         scratch: Scratch { shares: chunks.share_bytes(), states: chunks.states as usize * state_bytes as usize },
@@ -157,7 +176,7 @@ pub fn are_many(sizes: &Sizes, multiprocessors: u32) -> bool {
 /// Whether verify128_short takes a call sooner than verify128. Between few and many lists its clusters would leave multiprocessors idle.
 pub fn short_pays(sizes: &Sizes, multiprocessors: u32, has_lists: bool, is_tree: bool) -> bool {
     let tokens = match (are_few(split_items(sizes), multiprocessors), is_tree) {
-        (true, false) => 0..=if has_lists { 16 << 10 } else { 8 << 10 },
+        (true, false) => 0..=if has_lists && sizes.dim == CHANNELS { 16 << 10 } else { 8 << 10 },
         (true, true) => 0..=8 << 10,
         (false, false) if are_many(sizes, multiprocessors) => 0..=4 << 10,
         _ => return false,
@@ -183,7 +202,7 @@ pub fn plan_short(clusters: &Clusters, multiprocessors: u32, params: &Params, si
         threads: SHORT_THREADS,
         cluster: Some(ctas),
         joining: 0,
-        shared: SHARED,
+        shared: shared(params.dim),
         is_split_first: false,
         in_boxes: false,
         scratch: Scratch::default(),
@@ -229,6 +248,8 @@ mod tests {
             assert!(!pays(lists, tokens, true, false), "{lists} lists of {tokens} tokens");
         }
         assert_eq!([8 << 10, 9 << 10].map(|tokens| pays(8, tokens, false, false)), [true, false]);
+        let narrow = |tokens| Sizes { rows: 36, list_tokens: tokens, dim: 64, value_dim: 64, ..SIZES };
+        assert_eq!([8 << 10, 9 << 10].map(|tokens| short_pays(&narrow(tokens), 132, true, false)), [true, false]);
         assert_eq!([1 << 10, 8 << 10, 9 << 10].map(|tokens| pays(8, tokens, true, true)), [true, true, false]);
     }
 

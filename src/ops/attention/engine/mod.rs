@@ -205,7 +205,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
                     Some((job.span(unit, span), states.row(c * cut.spans + span)))
                 });
                 with_float!(tile::element(job.problem), T => {
-                    AttendChunk::<T>::new(job, unit, entries, parts, &memory, room).run()
+                    attend_chunk::<T>(job, unit, entries, parts, &memory, room)
                 })
             }
         })?;
@@ -249,79 +249,63 @@ struct Share<'w> {
     total: Partial<'w>,
 }
 
-struct AttendChunk<'a, T> {
+/// Attends to a chunk. `parts` are spans, each with memory for its result.
+///
+/// Everything lies in variables of this function: a struct of them would be some six kilobytes, copied for each chunk.
+///
+/// # Safety
+/// The op's caller vouches for the tensors; the entries are below the count.
+unsafe fn attend_chunk<'a, T: Row>(
     job: &'a Job<'a>,
-    cutter: Cutter<'a>,
-    shares: [Option<Share<'a>>; SPANS],
-    tiles: [Tile<'a, T>; 2],
-    one: Partial<'a>,
-    room: Room<'a>,
-    value_dim: usize,
-}
-
-impl<'a, T: Row> AttendChunk<'a, T> {
-    /// `parts` are spans, each with memory for its result.
-    ///
-    /// # Safety
-    /// The op's caller vouches for the tensors; the entries are below the count.
-    unsafe fn new(
-        job: &'a Job<'a>,
-        unit: Unit,
-        entries: Range<usize>,
-        parts: [Option<(Span, &'a mut [f32])>; SPANS],
-        memory: &Memory,
-        mut room: &'a mut [f32],
-    ) -> AttendChunk<'a, T> {
-        let (problem, value_dim) = (job.problem, memory.cut.value_dim);
-        let mut seen = tile::NOWHERE;
-        let shares = parts.map(|part| {
-            let (span, total) = part?;
-            let queries = Queries {
-                values: take(&mut room, HEADS * memory.dim),
-                seen: std::array::from_fn(|n| match n < span.heads {
-                    // SAFETY: the span's rows are the problem's.
-                    true => unsafe { problem.seen(unit.sequence, span.row(n).0) },
-                    false => Seen::NOTHING,
-                }),
-                cap: problem.soft_cap,
-                value_dim,
-                coded: problem.int4.map(|_| CodedQueries::new(take(&mut room, memory.coded_queries))),
-            };
-            for range in queries.seen.iter().map(Seen::range).filter(|range| !range.is_empty()) {
-                seen = seen.start.min(range.start)..seen.end.max(range.end);
-            }
-            let entry_group = Partial::empty(take(&mut room, memory.cut.floats));
-            Some(Share { span, queries, entry_group, total: Partial::empty(total) })
-        });
-        let one = Partial::empty(take(&mut room, memory.cut.floats));
-        let tiles = [(); 2].map(|()| Tile::new(take(&mut room, memory.copies), take(&mut room, memory.means)));
-        let room = Room::new(take(&mut room, memory.sums));
-        // SAFETY: as the caller says.
-        let cutter = unsafe { Cutter::new(job, unit, seen, entries) };
-        AttendChunk { job, cutter, shares, tiles, one, room, value_dim }
+    unit: Unit,
+    entries: Range<usize>,
+    parts: [Option<(Span, &'a mut [f32])>; SPANS],
+    memory: &Memory,
+    mut room: &'a mut [f32],
+) {
+    let (problem, value_dim) = (job.problem, memory.cut.value_dim);
+    let mut seen = tile::NOWHERE;
+    let mut shares = [const { None::<Share> }; SPANS];
+    let mut last = 0;
+    for (n, (share, part)) in shares.iter_mut().zip(parts).enumerate() {
+        let Some((span, total)) = part else { break };
+        let queries = Queries {
+            values: take(&mut room, HEADS * memory.dim),
+            seen: std::array::from_fn(|n| match n < span.heads {
+                // SAFETY: the span's rows are the problem's.
+                true => unsafe { problem.seen(unit.sequence, span.row(n).0) },
+                false => Seen::NOTHING,
+            }),
+            cap: problem.soft_cap,
+            value_dim,
+            coded: problem.int4.map(|_| CodedQueries::new(take(&mut room, memory.coded_queries))),
+        };
+        for range in queries.seen[..span.heads].iter().map(Seen::range).filter(|range| !range.is_empty()) {
+            seen = seen.start.min(range.start)..seen.end.max(range.end);
+        }
+        let entry_group = Partial::empty(take(&mut room, memory.cut.floats));
+        let share = share.insert(Share { span, queries, entry_group, total: Partial::empty(total) });
+        // SAFETY: the op's caller vouches for its tensors, and the span is inside them.
+        unsafe { read_queries(problem, &share.span, &mut share.queries) };
+        last = n;
     }
-
-    /// # Safety
-    /// As for [`AttendChunk::new`].
-    unsafe fn run(&mut self) {
-        let AttendChunk { job, cutter, shares, tiles, one, room, value_dim } = self;
-        // SAFETY: the op's caller vouches for its tensors, and the spans are inside them.
-        unsafe {
-            for share in shares.iter_mut().flatten() {
-                read_queries(job.problem, &share.span, &mut share.queries);
+    let mut one = Partial::empty(take(&mut room, memory.cut.floats));
+    let mut tile = || Tile::<T>::new(take(&mut room, memory.copies), take(&mut room, memory.means));
+    let (tile, next) = (&mut tile(), &mut tile());
+    let (mut tile, mut next) = (tile, next);
+    let mut room = Room::new(take(&mut room, memory.sums));
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut cutter = Cutter::new(job, unit, seen, entries);
+        // While one tile is attended, the rows of the next are on their way.
+        let mut found = cutter.cut(tile);
+        while found {
+            found = cutter.cut(next);
+            for (n, share) in shares.iter_mut().flatten().enumerate() {
+                let ahead = if n == last { next.keys_ahead(problem.heads.dim) } else { Ahead::nothing() };
+                share.add(job, tile, (n == 0, ahead), (&mut one, &mut room), value_dim);
             }
-            let last = shares.iter().flatten().count() - 1;
-            // While one tile is attended, the rows of the next are on their way.
-            let [mut tile, mut next] = tiles.each_mut();
-            let mut found = cutter.cut(tile);
-            while found {
-                found = cutter.cut(next);
-                for (n, share) in shares.iter_mut().flatten().enumerate() {
-                    let ahead = if n == last { next.keys_ahead(job.problem.heads.dim) } else { Ahead::nothing() };
-                    share.add(job, tile, (n == 0, ahead), (one, room), *value_dim);
-                }
-                std::mem::swap(&mut tile, &mut next);
-            }
+            std::mem::swap(&mut tile, &mut next);
         }
     }
 }

@@ -9,6 +9,7 @@
 
 use super::span::HEADS;
 use super::tile::{Ahead, TILE};
+use crate::core::dtype::DType;
 use crate::ops::simd::{LANES, Lanes, Row, Vector, WideKernel, dispatch_wide};
 
 /// Scores of a span's rows with the tokens of a tile, and later their weights.
@@ -22,6 +23,12 @@ pub fn rows_together(left: usize) -> usize {
         5 | 6 => 3,
         _ => left.min(4),
     }
+}
+
+/// Whether vectors of eight lanes are faster than those of sixteen: one row of float16 takes as long as its conversion, and Zen 4 converts
+/// sixteen float16 to one vector in twice the time in which it converts them to two.
+pub fn prefers_eight<T: Row, const R: usize>() -> bool {
+    R == 1 && T::DTYPE == DType::F16
 }
 
 /// scores[r][t] = queries[r] · keys[t]. Up to seven scores past the last key are written, too. Meanwhile the rows `ahead` are
@@ -68,6 +75,7 @@ impl<T: Row, const R: usize> WideKernel for ScoreRows<'_, T, R> {
     fn run<V: Vector>(self) {
         let has_many_registers = V::REGISTERS >= 32;
         match R {
+            1 if V::LANES > LANES && prefers_eight::<T, R>() => self.in_pairs::<V::Eight, 8>(),
             1 => self.in_blocks::<V, 8>(),
             2 if has_many_registers => self.in_blocks::<V, 8>(),
             3 if !has_many_registers => self.in_blocks::<V, 2>(),
@@ -78,6 +86,44 @@ impl<T: Row, const R: usize> WideKernel for ScoreRows<'_, T, R> {
 }
 
 impl<T: Row, const R: usize> ScoreRows<'_, T, R> {
+    /// [`ScoreRows::in_blocks`] of vectors of sixteen lanes, with two of eight for each and the same bits. R is 1.
+    #[inline(always)]
+    fn in_pairs<E: Lanes, const N: usize>(self) {
+        let ScoreRows { queries, dim, keys, scores, mut ahead } = self;
+        let scores: &mut [[f32; TILE]; R] = scores.try_into().expect("R rows");
+        let queries = queries.as_ptr();
+        let whole = dim - dim % (2 * LANES);
+        for first in (0..keys.len()).step_by(N) {
+            ahead.fetch(N);
+            let block: [*const T; N] = block(keys, first);
+            let (mut low, mut high) = ([[E::splat(0.0); N]; R], [[E::splat(0.0); N]; R]);
+            for d in (0..whole).step_by(2 * LANES) {
+                // SAFETY: d + 16 is at most dim, the length of the query and of keys.
+                unsafe {
+                    let (row, next) = (E::load(queries.add(d)), E::load(queries.add(d + LANES)));
+                    for (n, key) in block.iter().enumerate() {
+                        multiply(&mut low, n, [row; R], T::load::<E>(key.add(d)));
+                        multiply(&mut high, n, [next; R], T::load::<E>(key.add(d + LANES)));
+                    }
+                }
+            }
+            if whole < dim {
+                // SAFETY: eight channels are left, since dim is a multiple of 8.
+                unsafe {
+                    let (row, zeros) = (E::load(queries.add(whole)), E::splat(0.0));
+                    for (n, key) in block.iter().enumerate() {
+                        multiply(&mut low, n, [row; R], T::load::<E>(key.add(whole)));
+                        multiply(&mut high, n, [zeros; R], zeros);
+                    }
+                }
+            }
+            for (low, high) in low.iter_mut().flatten().zip(high.as_flattened()) {
+                *low = low.add(*high);
+            }
+            store(low, scores, first);
+        }
+    }
+
     /// N keys at a time.
     #[inline(always)]
     fn in_blocks<V: Vector, const N: usize>(self) {
@@ -87,11 +133,7 @@ impl<T: Row, const R: usize> ScoreRows<'_, T, R> {
         let whole = dim - dim % V::LANES;
         for first in (0..keys.len()).step_by(N) {
             ahead.fetch(N);
-            // Past the last key it stands in for those that are missing.
-            let mut block = [keys[first]; N];
-            for (n, key) in block.iter_mut().enumerate() {
-                *key = keys[(first + n).min(keys.len() - 1)];
-            }
+            let block: [*const T; N] = block(keys, first);
             let mut sums = [[V::splat(0.0); N]; R];
             let mut rows = [V::splat(0.0); R];
             for d in (0..whole).step_by(V::LANES) {
@@ -119,6 +161,16 @@ impl<T: Row, const R: usize> ScoreRows<'_, T, R> {
             store(sums, scores, first);
         }
     }
+}
+
+/// N keys from `first` on. Past the last key it stands in for those that are missing.
+#[inline(always)]
+fn block<T, const N: usize>(keys: &[*const T], first: usize) -> [*const T; N] {
+    let mut block = [keys[first]; N];
+    for (n, key) in block.iter_mut().enumerate() {
+        *key = keys[(first + n).min(keys.len() - 1)];
+    }
+    block
 }
 
 /// sums[r][n] += rows[r] · key

@@ -303,11 +303,14 @@ impl<'w, T: Row> Tile<'w, T> {
 /// The addresses of rows that are `stride` elements apart.
 #[inline(always)]
 fn fill<T>(rows: &mut [*const T], first: *const T, stride: isize) {
-    let mut next = first;
-    for row in rows {
-        *row = next;
-        next = next.wrapping_offset(stride);
+    // Four addresses at a time: one after the other they would wait for each other.
+    let mut next: [*const T; 4] = std::array::from_fn(|n| first.wrapping_offset(n as isize * stride));
+    let mut fours = rows.chunks_exact_mut(4);
+    for rows in &mut fours {
+        rows.copy_from_slice(&next);
+        next = next.map(|row| row.wrapping_offset(4 * stride));
     }
+    fours.into_remainder().iter_mut().zip(next).for_each(|(row, next)| *row = next);
 }
 
 /// The addresses of rows of bytes that are `stride` bytes apart.

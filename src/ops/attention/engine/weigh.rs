@@ -6,7 +6,7 @@
 //! A pass keeps N vectors of channels of R rows in registers. For a token it loads N vectors of the value and R weights, and
 //! makes R·N multiplications. A multiplication takes four cycles and two start in each, so that a pass wants eight sums.
 
-use super::scores::rows_together;
+use super::scores::{prefers_eight, rows_together};
 use super::tile::{Ahead, TILE};
 use crate::ops::simd::{LANES, Row, Vector, WideKernel, dispatch_wide};
 
@@ -54,7 +54,14 @@ impl<T: Row, const R: usize> WideKernel for WeighRows<'_, T, R> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Vector>(mut self) {
+    fn run<V: Vector>(self) {
+        if prefers_eight::<T, R>() { self.passes::<V::Eight>() } else { self.passes::<V>() }
+    }
+}
+
+impl<T: Row, const R: usize> WeighRows<'_, T, R> {
+    #[inline(always)]
+    fn passes<V: Vector>(mut self) {
         // The most vectors of a pass: as many as registers allow beside R weights and a value.
         let most = match R {
             1 => 8,

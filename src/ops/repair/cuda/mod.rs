@@ -15,7 +15,7 @@ use crate::ops::attention::device::{
 use crate::ops::views::State;
 use crate::runtime::cuda::layout::{Divisor, is_near};
 use crate::runtime::cuda::variants::choose;
-use crate::runtime::cuda::views::View;
+use crate::runtime::cuda::views::{View, address};
 use crate::runtime::cuda::{Cuda, Enqueue, Facts, Grid, Kernel, Kind};
 use two_launches::TwoLaunches;
 
@@ -114,6 +114,7 @@ fn plan(
         (_, Some(rings)) => {
             to.to = rings.params;
             describe_repair(r, to);
+            to.counts = address(r.known_misses);
             (one_launch::lay_out(to, r, &rings, cluster) as u32, cluster)
         }
         (_, None) => unreachable!("one launch is chosen where it fits"),

@@ -113,7 +113,7 @@ fn keys_in_host_memory_take_verify128() {
 
 #[test]
 fn tokens_in_int4_take_kernels_of_their_own_or_general() {
-    let int4 = Int4 { rows_of_16_bytes: true, means_are_as_keys: true, near_strides: true };
+    let int4 = Int4 { rows_of_16_bytes: true, codes_of_8_bytes: true, means_are_as_keys: true, near_strides: true };
     let coded = |int4| Options { int4: Some(int4), ..NOTHING };
     let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
     assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
@@ -145,19 +145,44 @@ fn tokens_in_int4_take_kernels_of_their_own_or_general() {
         ..coded(int4)
     };
     assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
-    for sizes in [Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }] {
-        assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
-    }
-    for options in [
-        coded(Int4 { rows_of_16_bytes: false, ..int4 }),
-        coded(Int4 { means_are_as_keys: false, ..int4 }),
-        Options { partials: true, ..coded(int4) },
-        Options { whole_tiles: false, ..coded(int4) },
-    ] {
-        assert_eq!(of(SIZES, options), Variant::General, "{options:?}");
+    let of_width = |dim, value_dim| Sizes { dim, value_dim, ..SIZES };
+    for sizes in [of_width(64, 64), of_width(80, 128), Sizes { rows: 640, ..of_width(256, 256) }] {
+        assert_eq!(of(sizes, coded(int4)), Variant::Int4Mma, "{sizes:?}");
+        assert_eq!(
+            of(sizes, Options { wide_queries: true, partials: true, ..coded(int4) }),
+            Variant::Int4Mma,
+            "{sizes:?}"
+        );
+        assert_eq!(of(sizes, Options { tree: true, positions: true, ..coded(int4) }), Variant::General, "{sizes:?}");
     }
     let none = Device { runs_int4_128: false, runs_int4_verify128: false, ..H200 };
-    assert_eq!(chosen(&none, &SIZES, &coded(int4)), Variant::General);
+    for device in [H200, none] {
+        for options in [
+            coded(Int4 { rows_of_16_bytes: false, ..int4 }),
+            Options { partials: true, ..coded(int4) },
+            Options { partials: true, ..coded(Int4 { near_strides: false, ..int4 }) },
+        ] {
+            assert_eq!(chosen(&device, &SIZES, &options), Variant::Int4Mma, "{options:?}");
+        }
+        assert_eq!(chosen(&device, &Sizes { element: None, ..SIZES }, &coded(int4)), Variant::General);
+        for options in [
+            coded(Int4 { rows_of_16_bytes: false, codes_of_8_bytes: false, ..int4 }),
+            coded(Int4 { means_are_as_keys: false, ..int4 }),
+            Options { rows_of_16_bytes: false, ..coded(int4) },
+            Options { whole_tiles: false, ..coded(int4) },
+        ] {
+            assert_eq!(chosen(&device, &SIZES, &options), Variant::General, "{options:?}");
+        }
+    }
+    for rows in [1, 17] {
+        assert_eq!(chosen(&none, &Sizes { rows, ..SIZES }, &coded(int4)), Variant::Int4Mma);
+    }
+    // Shared memory for states of all warps, and tiles.
+    let small = Device { shared_bytes: 99 << 10, ..none };
+    let of_small = |partials| chosen(&small, &of_width(256, 256), &Options { partials, ..coded(int4) });
+    assert_eq!([false, true].map(of_small), [Variant::Int4Mma, Variant::General]);
+    // More lists than int4_128 counts.
+    assert_eq!(of(Sizes { lists: 1 << 20, units: 1, list_tokens: 16, ..SIZES }, coded(int4)), Variant::Int4Mma);
     let repair = choose(None, |variant| fit_repair(variant, &SIZES, &coded(int4), &REPAIR)).unwrap();
     assert_eq!(repair, RepairVariant::TwoLaunches);
 }
@@ -171,9 +196,14 @@ fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
     assert_eq!(of(32, 12 << 10), Variant::Decode128);
     assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
     assert_eq!(of(64, (12 << 10) + 16), Variant::Verify128);
-    let rows = |rows| Sizes { lists: 16, list_tokens: 1 << 14, units: 1 << 10, rows, ..SIZES };
-    assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
-    assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
+    let many = |rows| Sizes { lists: 16, list_tokens: 1 << 14, units: 1 << 10, rows, ..SIZES };
+    assert_eq!(chosen(&H200, &many(8), &NOTHING), Variant::Mma);
+    assert_eq!(chosen(&H200, &many(9), &NOTHING), Variant::Verify128);
+    // Of 64 channels few rows, too, but where tokens of a tile are copied one by one.
+    let narrow = |rows| Sizes { dim: 64, value_dim: 64, ..many(rows) };
+    assert_eq!([4, 9].map(|rows| chosen(&H200, &narrow(rows), &NOTHING)), [Variant::Verify64; 2]);
+    let single = Options { whole_tiles: false, ..NOTHING };
+    assert_eq!([4, 9].map(|rows| chosen(&H200, &narrow(rows), &single)), [Variant::Mma, Variant::Verify64]);
 }
 
 #[test]
@@ -243,7 +273,7 @@ fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
     for (dim, lists, tokens, variant) in [
         (64, 8, 1 << 15, Variant::Decode64),
         (64, 128, 1 << 17, Variant::Decode64),
-        (64, 128, (1 << 18) + 16, Variant::Mma),
+        (64, 128, (1 << 18) + 16, Variant::Verify64),
         (256, 8, 1 << 17, Variant::Decode256),
         (256, 32, 1 << 14, Variant::Decode256),
         (256, 128, 1 << 14, Variant::Mma),
@@ -252,8 +282,12 @@ fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
     ] {
         let sizes = Sizes { dim, value_dim: dim, lists, list_tokens: tokens, units: tokens / 16, ..SIZES };
         assert_eq!(chosen(&H200, &sizes, &dense), variant, "{lists} lists of {tokens} tokens, {dim} channels");
-        let many = Sizes { rows: 9, ..sizes };
-        assert_eq!(chosen(&H200, &many, &dense), Variant::Mma, "{dim} channels, nine rows");
+        let of_nine_rows = match dim {
+            64 => Variant::Verify64,
+            256 => Variant::Verify256,
+            _ => Variant::Mma,
+        };
+        assert_eq!(chosen(&H200, &Sizes { rows: 9, ..sizes }, &dense), of_nine_rows, "{dim} channels, nine rows");
     }
     // Of more than eight rows, too, but for as many as verify128_short has clusters for.
     assert_eq!(of(16, 64, 1 << 11), Variant::Verify128Short);
@@ -306,9 +340,12 @@ fn draft_trees_take_verify128_or_general_and_repair_of_them_two_launches() {
     }
     assert_eq!(chosen(&H200, &SIZES, &tree), Variant::Verify128Short);
     let narrow = Sizes { dim: 64, value_dim: 64, ..SIZES };
+    assert_eq!(chosen(&H200, &narrow, &tree), Variant::Verify64Short);
+    assert_eq!(chosen(&H200, &Sizes { list_tokens: 16 << 10, units: 1 << 10, ..narrow }, &tree), Variant::Verify64);
+    let other = Sizes { dim: 80, value_dim: 80, ..SIZES };
     let a100 = Device { runs_decode128: false, runs_verify128: false, ..H200 };
     for (device, sizes, options) in
-        [(&H200, narrow, tree), (&a100, SIZES, tree), (&H200, MLA, Options { tree: true, ..LATENTS })]
+        [(&H200, other, tree), (&a100, SIZES, tree), (&H200, MLA, Options { tree: true, ..LATENTS })]
     {
         assert_eq!(chosen(device, &sizes, &options), Variant::General);
     }
