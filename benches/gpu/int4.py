@@ -10,8 +10,7 @@ call in a CUDA graph, microseconds, medians, of inputs that are in no cache; `ra
 reads as many bytes as INT4 has. `by_head` and `ratio_by_head` are those of codes and scales of which a page has all tokens of a head side by side, which
 strides say; elsewhere a page has all heads of a token side by side. `positions` is 9 where a token and eight drafts are verified, of which the last one
 has to see what a single position does. `widths` are `listed` and `dense` of heads of 64 and of 256 channels. `kept` is attention over a list that also
-keeps partials of each block, and `repair` the repair in EXACT of a prediction of as many blocks that missed a share of them; the general kernel takes
-all of these in INT4.
+keeps partials of each block, and `repair` the repair in EXACT of a prediction of as many blocks that missed a share of them, by `int4_mma`.
 """
 
 import copy
