@@ -483,6 +483,18 @@ def batches(session, timer, rows, quick):
         other.close()
 
 
+def times_of(case, timer, **sessions):
+    """The time of the case's call by each session, whose result is checked first."""
+    times = {}
+    for name, session in sessions.items():
+        case.session = session
+        call = case.call()
+        call(0)
+        case.check()
+        times[name] = timer.graph(call, case.sets)
+    return times
+
+
 def widths(session, timer, rows, quick):
     points = [(1, 32 << 10, 0), (1, 128 << 10, 0), (8, 32 << 10, 0), (8, 128 << 10, 0)]
     points += [(64, tokens << 10, 0) for tokens in (2, 8)] + [(256, 512, 0), (1, 32 << 10, 4096), (1, 32 << 10, 8192), (8, 32 << 10, 4096)]
@@ -493,14 +505,8 @@ def widths(session, timer, rows, quick):
             copy = timer.copy(case.bytes)
             for count in (1, 4, 9, 16):
                 case.ask(count)
-                row = dict(dim=dim, batch=batch, tokens=tokens, listed=budget or "all", positions=count, copy=copy)
-                for name, of in dict(chosen=session, mma=other).items():
-                    case.session = of
-                    call = case.call()
-                    call(0)
-                    case.check()
-                    row[name] = timer.graph(call, case.sets)
-                rows.put("widths", **row)
+                by = times_of(case, timer, chosen=session, mma=other)
+                rows.put("widths", dim=dim, batch=batch, tokens=tokens, listed=budget or "all", positions=count, copy=copy, **by)
             if dim == 64:
                 narrow(case, session, other, timer, rows, copy / 2)
             del case
@@ -515,14 +521,9 @@ def narrow(case, session, other, timer, rows, copy):
         *(vanward.float8_e4m3fn(of[i].view(torch.uint8)) for of in eight_bits), case.lens, page_table=case.table)
     for count in (1, 2):
         case.ask(count)
-        row = dict(batch=case.batch, tokens=case.blocks * case.block, listed=case.count * case.block if case.is_listed else "all", positions=count, half_copy=copy)
-        for name, of in dict(chosen=session, mma=other).items():
-            case.session = of
-            call = case.call()
-            call(0)
-            case.check()
-            row[name] = timer.graph(call, case.sets)
-        rows.put("narrow", **row)
+        listed = case.count * case.block if case.is_listed else "all"
+        by = times_of(case, timer, chosen=session, mma=other)
+        rows.put("narrow", batch=case.batch, tokens=case.blocks * case.block, listed=listed, positions=count, half_copy=copy, **by)
 
 
 class Latents:
