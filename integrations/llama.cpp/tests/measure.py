@@ -51,9 +51,9 @@ def main(build, settings):
     kept, log = settings.pop("state", None), open(settings.pop("turns", os.devnull), "a", buffering=1)
     arguments = [f"{name}={value}" for name, value in settings.items()]
     # The prompt is ggml's whatever the variant: the first program saves its state, and the others begin with that. Without flash attention a state
-    # is another one.
+    # is another one. Each program computes the last two tokens, since Vanward may wait for a graph that writes the cache.
     state = pathlib.Path(kept) if kept else build / f"measure-{os.getpid()}.state"
-    command = release.command(build / "llama-driver", releases.model(), "steps", f"text={releases.text(build)}", *arguments)
+    command = release.command(build / "llama-driver", releases.model(), "steps", f"text={releases.text(build)}", *arguments, "unsaved=2")
     programs = {}
     for name in wanted:
         environment = {key: value for key, value in os.environ.items() if key == INSTRUCTIONS or not key.startswith(("VANWARD_", "GGML_"))}
