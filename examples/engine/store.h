@@ -11,7 +11,7 @@ typedef struct sequence sequence;
 typedef struct group group;
 
 typedef struct {
-  int most_rows; /* of a sequence in a pass */
+  int most_rows; /* of a sequence in a step of the decoder; a pass that has more of a prompt makes several steps in each layer */
 
   /* Makes the memory, and the decoder by options that lack what depends on the memory. */
   bool (*create)(batch *b, vwd_decoder_options *options, batch_error *error);
