@@ -6,9 +6,9 @@
 //!   PRR foreseen, FORESEEN  foresee of layer 1 ─ attend of layer 0, whose list is there ─ the end of layer 1's selection
 //!
 //! On CUDA several such layers are captured in one graph, as engines capture a step: calls that are launched one by one also wait for the host,
-//! and streams for each other's events. After each layer other keys and values are read, as weights are in a model, so that the next one finds nothing in caches. That
-//! begins when the selection of layer 1 is done, which has no more time than attention of layer 0: in a model it runs beside matrix products, too,
-//! and slows these down.
+//! and streams for each other's events. After each layer other keys and values are read, as weights are in a model, so that the next one finds
+//! nothing in caches. That begins when the selection of layer 1 is done, which has no more time than attention of layer 0: in a model it runs
+//! beside matrix products, too, and slows these down.
 
 use super::layer::{Layer, Point};
 use super::options::{Options, Shape};
