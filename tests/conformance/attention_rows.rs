@@ -370,7 +370,7 @@ fn check_exact<'b>(backend: &'b Backend, rng: &mut Rng, case: &Prediction<'b>) -
 /// As drafts have them: rows of each number that fills a block of a kernel, or does not, of sequences of random lengths, of whose blocks nothing,
 /// something or everything was predicted, and all, some or none of that was selected.
 fn repair_of_many_positions_of_any_share_missed_agrees_with_the_formula(backend: &Backend) {
-    rounds(1, |rng| {
+    rounds(4, |rng| {
         for dim in [64, 128, 256] {
             for (share, keep) in [(0.9, 1.0), (0.9, 0.95), (0.5, 0.5), (0.5, 0.0), (0.0, 0.5)] {
                 // Partials of wide heads fit the shared memory of CUDA for few rows.
