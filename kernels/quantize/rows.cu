@@ -76,7 +76,7 @@ template <class R> struct Work {
         const Tokens from = exact(), to = coded();
         const uint32 piece = threadIdx.x % 4, begin = threadIdx.x / 4, at_once = blockDim.x / 4;
         // The gap behind a row's last span keeps where its codes go, and its scale: registers are for the row while it is turned.
-        if (const uint32 t = threadIdx.x / R::LANES; t < p.block) {
+        if (const uint32 t = threadIdx.x / R::LANES; threadIdx.x % R::LANES == 0 && t < p.block) {
             char *codes, *scale;
             place<IS_KEY>(to, t, codes, scale);
             asm volatile("st.shared.v2.u64 [%0], {%1, %2};" ::"r"(rows + (t + 1) * R::PITCH - 16), "l"(codes), "l"(scale) : "memory");
@@ -143,7 +143,7 @@ template <class R> struct Work {
     }
 };
 
-constexpr uint32 LANES = 1;  // neighbouring threads that have a row
+constexpr uint32 LANES = 2;  // neighbouring threads that have a row
 
 template <uint32 DIM> __device__ inline void quantize(const QuantizeParams &p) {
     using R = Rows<DIM, LANES>;
@@ -179,5 +179,5 @@ template <uint32 DIM> __device__ inline void quantize(const QuantizeParams &p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) kv_quantize_64(const __grid_constant__ QuantizeParams p) { quantize<64>(p); }
-extern "C" __global__ void __launch_bounds__(128, 3) kv_quantize_128(const __grid_constant__ QuantizeParams p) { quantize<128>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) kv_quantize_64(const __grid_constant__ QuantizeParams p) { quantize<64>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) kv_quantize_128(const __grid_constant__ QuantizeParams p) { quantize<128>(p); }

@@ -7,14 +7,14 @@ use crate::runtime::cuda::views::element_code;
 /// Channels of the rows, in the order of the kernels.
 const DIMS: [usize; 2] = [64, 128];
 /// Neighbouring threads that have a row where a call codes.
-const LANES: usize = 1;
+const LANES: usize = 2;
 /// The channels of a thread where a cache codes, and its threads.
 const CACHE_SPAN: usize = 32;
 pub const CACHE_THREADS: u32 = 128;
 /// What the kernels declare, at most.
 const DECLARED: u32 = 2048;
 /// Threads that a multiprocessor runs at a time, which their registers allow.
-const RESIDENT_THREADS: u32 = 384 * LANES as u32;
+const RESIDENT_THREADS: u32 = 512;
 
 /// How a call's kernel is launched.
 pub struct Launch {
