@@ -1,5 +1,5 @@
 // Coding of keys and values in INT4 where their rows have 64 or 128 channels of 16 bits side by side: what quantize.cu does, to the bit. A
-// device of 9.0 copies as many bytes in .4 to .7 of the time.
+// device of 9.0 copies as many bytes in .5 of the time.
 //
 // Work split: two CTAs take every `slices`th block of one layer, sequence and KV head, one its keys and the other its values, in turn, since keys take
 // longer. A CTA requests the rows of its next block before it codes one. CTAs of neighbouring KV heads are neighbours, as their rows are in memory.

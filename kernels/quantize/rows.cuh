@@ -1,4 +1,4 @@
-// Coding of a block in INT4 whose rows have 64 or 128 channels of 16 bits: the bits of quantize/code.cuh, some twenty times faster. Instructions
+// Coding of a block in INT4 whose rows have 64 or 128 channels of 16 bits: the bits of quantize/code.cuh, some ten times faster. Instructions
 // bound it.
 //
 // The rows of a part of the block, of its keys or of its values, are in shared memory. LANES neighbouring lanes have a row, each a span of its channels
@@ -114,55 +114,28 @@ struct RowScale {
 // neighbours each are turned.
 template <uint32 LANES, uint32 SPAN, class Place> __device__ inline void code_spans(float (&x)[SPAN], float factor, Place place) {
     const uint32 span = threadIdx.x % LANES;
+    turn_span<SPAN, 8, SPAN>(x);
+#pragma unroll
+    for (uint32 distance = 1; distance < LANES; distance *= 2) {
+        const float sign = span & distance ? -1.0f : 1.0f;
+#pragma unroll
+        for (uint32 c = 0; c < SPAN; c++) x[c] = __fmaf_rn(x[c], sign, __shfl_xor_sync(FULL_WARP, x[c], distance));
+    }
+    float most = 0.0f;
+#pragma unroll
+    for (uint32 c = 0; c < SPAN; c++) most = largest(most, fabsf(x[c]));
+#pragma unroll
+    for (uint32 distance = 1; distance < LANES; distance *= 2) most = largest(most, __shfl_xor_sync(FULL_WARP, most, distance));
+    const RowScale row(most, factor);
     char *codes, *scale_place;
-    if constexpr (LANES == 1) {
-        constexpr uint32 HALF = SPAN / 2;
-        turn_span<SPAN, 8, HALF>(x);
-        // The larger one of |a + b| and |a − b| is |a| + |b|, rounded alike. Bits of numbers above 0 ascend with them, and those of NaN are the largest.
-        uint32 most = 0;
+    place(codes, scale_place);
+    if (span == 0) as<uint8>(scale_place) = row.bits;
 #pragma unroll
-        for (uint32 c = 0; c < HALF; c += 2) {
-            const uint32 first = __float_as_uint(__fadd_rn(fabsf(x[c]), fabsf(x[c + HALF])));
-            const uint32 second = __float_as_uint(__fadd_rn(fabsf(x[c + 1]), fabsf(x[c + 1 + HALF])));
-            most = max(max(first, second), most);
-        }
-        const RowScale row(__uint_as_float(most), factor);
-        place(codes, scale_place);
-        as<uint8>(scale_place) = row.bits;
+    for (uint32 c = 0; c < SPAN; c += 32) {
+        float y[32];
 #pragma unroll
-        for (uint32 c = 0; c < HALF; c += 32) {
-            float low[32], high[32];
-#pragma unroll
-            for (uint32 n = 0; n < 32; n++) {
-                low[n] = __fmul_rn(__fadd_rn(x[c + n], x[c + n + HALF]), factor);
-                high[n] = __fmul_rn(__fsub_rn(x[c + n], x[c + n + HALF]), factor);
-            }
-            row.code(low, codes + c / 2);
-            row.code(high, codes + (c + HALF) / 2);
-        }
-    } else {
-        turn_span<SPAN, 8, SPAN>(x);
-#pragma unroll
-        for (uint32 distance = 1; distance < LANES; distance *= 2) {
-            const float sign = span & distance ? -1.0f : 1.0f;
-#pragma unroll
-            for (uint32 c = 0; c < SPAN; c++) x[c] = __fmaf_rn(x[c], sign, __shfl_xor_sync(FULL_WARP, x[c], distance));
-        }
-        float most = 0.0f;
-#pragma unroll
-        for (uint32 c = 0; c < SPAN; c++) most = largest(most, fabsf(x[c]));
-#pragma unroll
-        for (uint32 distance = 1; distance < LANES; distance *= 2) most = largest(most, __shfl_xor_sync(FULL_WARP, most, distance));
-        const RowScale row(most, factor);
-        place(codes, scale_place);
-        if (span == 0) as<uint8>(scale_place) = row.bits;
-#pragma unroll
-        for (uint32 c = 0; c < SPAN; c += 32) {
-            float y[32];
-#pragma unroll
-            for (uint32 n = 0; n < 32; n++) y[n] = __fmul_rn(x[c + n], factor);
-            row.code(y, codes + (span * SPAN + c) / 2);
-        }
+        for (uint32 n = 0; n < 32; n++) y[n] = __fmul_rn(x[c + n], factor);
+        row.code(y, codes + (span * SPAN + c) / 2);
     }
 }
 
