@@ -179,5 +179,5 @@ template <uint32 DIM> __device__ inline void quantize(const QuantizeParams &p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) kv_quantize_64(const __grid_constant__ QuantizeParams p) { quantize<64>(p); }
-extern "C" __global__ void __launch_bounds__(256, 2) kv_quantize_128(const __grid_constant__ QuantizeParams p) { quantize<128>(p); }
+extern "C" __global__ void __launch_bounds__(640, 1) kv_quantize_64(const __grid_constant__ QuantizeParams p) { quantize<64>(p); }
+extern "C" __global__ void __launch_bounds__(640, 1) kv_quantize_128(const __grid_constant__ QuantizeParams p) { quantize<128>(p); }

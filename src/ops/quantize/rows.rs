@@ -14,7 +14,7 @@ pub const CACHE_THREADS: u32 = 128;
 /// What the kernels declare, at most.
 const DECLARED: u32 = 2048;
 /// Threads that a multiprocessor runs at a time, which their registers allow.
-const RESIDENT_THREADS: u32 = 512;
+const RESIDENT_THREADS: u32 = 640;
 
 /// How a call's kernel is launched.
 pub struct Launch {
