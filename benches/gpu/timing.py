@@ -123,7 +123,10 @@ class Timer:
         return self._after(lambda: self._flush.view(torch.int64).sum(), call, sets)
 
     def cold(self, call, sets):
-        """As `among`, with a kernel of many instructions before the read: those of the call have to come from memory, too."""
+        """
+        As `among`, with a kernel of many instructions before the read: those of the call have to come from memory, too. An upper bound: where the call's
+        instructions take the place of that kernel's, what this one then takes longer counts as the call's, up to 9 microseconds.
+        """
 
         def fill():
             self._launch(self._evict_code, 2 * self._multiprocessors, self._arguments)
