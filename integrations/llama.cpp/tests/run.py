@@ -414,6 +414,16 @@ class OnEmulatedGpu(WithRelease):
         self.assertEqual(out["captured"] + out["updated"] + out["replayed"] + out["errors"], 0)
         self.assertEqual(out["eager"], 48)
 
+    def test_selection_beside_keys_and_values_gives_the_same_bits(self):
+        # Of 24 steps after 240 tokens those to token 240 and 256 begin a block; all others are late, in each of four layers. With 64 channels summaries are in INT4.
+        for model, options in [(self.tiny, {}), (self.tiny, {"METHOD": "minmax"}), (releases.tiny(BUILD, head_dim=64), {})]:
+            out = run(self.release, model, {**self.COMMON, **options, "CHECK": 0}, "compare", depth=240, count=24, sequences=2, random_text=1,
+                      variants="behind/BESIDE=off,beside/BESIDE=on")
+            found = re.findall(r"compare (\w+) depth 240 steps 24 sequences 2 logits_differ (\d+)", out.text)
+            self.assertEqual(found, [("behind", "0"), ("beside", "0")])
+            self.assertEqual(re.findall(r" selected_beside=(\d+)", out.text), [str(22 * 4)])  # after the second variant
+            self.assertEqual(out["errors"], 0)
+
     def test_free_memory_leaves_room_for_summaries(self):
         # Summaries by AXIS are in INT4 where heads have a multiple of 64 channels, and 16 bits otherwise. Before there is a context they may be either.
         for head_dim, options, shares in [
@@ -540,6 +550,9 @@ class Graphs(unittest.TestCase):
 
     def test_what_changes_a_step_is_noticed_and_equal_steps_are_replayed(self):
         self.play("decisions")
+
+    def test_queries_are_ready_behind_the_last_node_that_writes_them(self):
+        self.play("queries")
 
     def test_captures_are_updated_launched_and_given_up(self):
         self.play("captures")
