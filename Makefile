@@ -155,6 +155,7 @@ test-python: export VANWARD_CHECK := 1
 test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
 test-python: library $(VENV)/ready
 	cd bindings/python && "$(CURDIR)/$(VENV)/bin/python" -m unittest discover -s tests -t . -v
+	"$(VENV)/bin/python" -m unittest discover -s examples/forecast -v
 
 $(VENV)/ready:
 	python3 -m venv $(VENV)

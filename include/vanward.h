@@ -3275,7 +3275,7 @@ typedef struct {
  * Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
  * with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid. Then a
  * layer of a `vwd_decoder` as it runs in a step, by SERIAL, by PRR for each ratio and share of missed blocks, and by FORESEEN for each
- * ratio, selection on a stream of the decoder's own beside attention.
+ * ratio, selection on a stream of the decoder's own beside attention; on CUDA in a graph.
  *
  * session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
  * options  Required: the shape has no defaults, the grid has.
@@ -3285,7 +3285,8 @@ typedef struct {
  * A set-up call: it allocates keys, values and what else the calls need, at most options->limit_bytes, and gives them back. Keys and
  * queries are random, lists are spread evenly. What the limit leaves, up to 64 MiB on the CPU and 256 MiB on CUDA, is read before
  * each timed call, so that caches hold nothing of its inputs. CUDA: times are those between two events on stream; the stream's
- * scratch arena grows to what the calls need, as with `vwd_session_reserve`.
+ * scratch arena grows to what the calls need, as with `vwd_session_reserve`. A decoder's layers are captured on a stream of the profile's
+ * own, which has an arena meanwhile, and launched on stream; a session that checks contents launches their calls one by one.
  *
  * Blocks, for seconds with the default grid, and waits for stream; not for capture: a stream that captures is refused. Thread-safe,
  * but calls on the session at the same time falsify the times; calls on one stream are ordered by the caller.
@@ -3312,8 +3313,8 @@ vwd_status vwd_budget_save(const vwd_budget *budget,
                            const char *path);
 
 /**
- * Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device. A file of version 1, which has no times
- * of a decoder's strategies, is refused: profile again.
+ * Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device. A file of version 1 or 2, whose
+ * times of a decoder's strategies are absent or those of launches, is refused: profile again.
  *
  * session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
  *          one that was measured.

@@ -1,15 +1,19 @@
 """Decode steps of an 8B-shaped model through vwd_decoder, by each strategy, and rounds of drafting and verifying, in CUDA graphs.
 
-    python benches/gpu/decoder.py [--out FILE] [--quick | --goals]
+    python benches/gpu/decoder.py [--out FILE] [--quick | --goals] [--only PART …]
 
 The layers are those of layer.py; the decoder appends, keeps the summaries and attends. `dense` and the strategies are steps of one position;
 `foreseen` and `prr_foreseen` are given queries a layer ahead, without a projection, and `prr` predicts right, since every replay has the same queries.
 `forecast` is FORESEEN, too, and projects each layer's queries from the residual stream by a random map of rank RANK of its own. `by_budget` are the
-same decoders with a budget that vwd_budget_profile measured for the point: they are SERIAL where the strategy does not pay. `round` is
+same decoders with a budget that vwd_budget_profile measured for the point: they are SERIAL where the strategy does not pay. `profile` are the
+times that it measured, of attention and selection alone, with every prediction right and lists of k blocks. `round` is
 lossless decoding: `drafts` sparse steps (AXIS; by SERIAL, or by FORESEEN as in `forecast`), one dense step of drafts + 1 positions, and
 vwd_decoder_accept. `gain_95`, `gain_98` and `gain_99` are its speed over `dense` where a draft token is accepted with probability 0.95, 0.98 and
 0.988, assumptions. --goals times what a goal names: AXIS without budgets, and rounds. GPU time of one layer, microseconds, medians.
 """
+
+import json
+import tempfile
 
 import torch
 
@@ -28,6 +32,7 @@ STRATEGIES = {
     "forecast": dict(strategy=Strategy.FORESEEN),
 }
 GOALS = ("serial", "prr", "foreseen", "forecast")
+PARTS = ("strategies", "round")
 
 
 class Pages(Sequences):
@@ -98,6 +103,16 @@ def budget_of(session, sequences, k, method):
         batches=[sequences.batch], ratios=[1.0, 1.25], samples=9, limit_bytes=16 << 30)
 
 
+def times_of(budget):
+    """The first time of each strategy in a budget's file, which docs/budget.md describes."""
+    with tempfile.NamedTemporaryFile() as file:
+        budget.save(file.name)
+        data = open(file.name, "rb").read()
+    size = int.from_bytes(data[:8], "little")
+    offsets = {name: about["data_offsets"][0] + 8 + size for name, about in json.loads(data[8 : 8 + size]).items() if "data_offsets" in about}
+    return {name: memoryview(data)[offsets[name] :][:4].cast("f")[0] for name in ("serial", "prr", "prr_foreseen", "foreseen")}
+
+
 def prepare(steps):
     """Makes the summaries of all tokens."""
     steps.step(torch.zeros_like(steps.lens))
@@ -143,7 +158,7 @@ class Round:
                             stream=torch.cuda.current_stream().cuda_stream)
 
 
-def measure(session, timer, rows, quick):
+def measure(session, timer, rows, quick, only=PARTS):
     weights = [Weights() for _ in range(LAYERS)]
     maps = Maps(session, LAYERS, RANK)
     for_goals = quick == "goals"
@@ -172,7 +187,12 @@ def measure(session, timer, rows, quick):
                 return timer.graph(steps.one, sequences.layers, replays=9)
 
         for method in (SelectMethod.AXIS,) if for_goals else (SelectMethod.AXIS, SelectMethod.MINMAX):
+            if "strategies" not in only:
+                time(method, "serial", {})  # and dense
+                break
             profile = None if for_goals else budget_of(session, sequences, k, method)
+            if profile:
+                rows.put("profile", batch=batch, context=context, budget=budget, method=method.name.lower(), **times_of(profile))
             for name in GOALS if for_goals else STRATEGIES:
                 column, policy = f"{method.name.lower()}_{name}", STRATEGIES[name]
                 row[column] = time(method, name, policy)
@@ -180,10 +200,11 @@ def measure(session, timer, rows, quick):
                     by_budget[column] = row[column] if name == "serial" else time(method, name, policy, profile)
             if profile:
                 profile.close()
-        rows.put("strategies", **row)
-        if not for_goals:
-            rows.put("by_budget", **by_budget)
-        for name in ("serial", "forecast"):
+        if "strategies" in only:
+            rows.put("strategies", **row)
+            if not for_goals:
+                rows.put("by_budget", **by_budget)
+        for name in ("serial", "forecast") if "round" in only else ():
             forecast = maps.forecast if name == "forecast" else None
             for drafts in (8,) if quick and not for_goals else (4, 8, 12, 15):
                 with decoder_of(session, sequences, k, drafts + 1, **STRATEGIES[name]) as decoder:
@@ -196,4 +217,4 @@ def measure(session, timer, rows, quick):
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=256 << 20, has_goals=True)
+    run(__doc__, measure, scratch_bytes=256 << 20, has_goals=True, parts=PARTS)

@@ -20,6 +20,8 @@ SELECTED = 8192  # tokens that selection.py chooses: 128 blocks of 64
 
 
 def cell(value):
+    if value is None:
+        return ""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.2f}" if value == 0 or abs(value) >= 0.05 else f"{value:.4f}"

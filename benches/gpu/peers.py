@@ -1,4 +1,4 @@
-"""Attention, selection with attention and verification of sampled drafts beside FlashInfer, in one process.
+"""Attention, and selection with attention, beside FlashInfer, in one process.
 
     python benches/gpu/peers.py [--out FILE] [--quick] [--only PART ...]
 
@@ -13,9 +13,7 @@ before it is timed; `error` is relative in norm. GPU time from calls in a CUDA g
 `positions` are the last tokens of a sequence over one list, `dense_positions` over all tokens of the same caches and by one page table; there `fa2` and
 `fa3` are BatchPrefillWithPagedKVCacheWrapper's back ends with a causal mask, `one` is our time for one position, and inf a peer that refused or was
 wrong. `int4` attends to INT4, codes of a head side by side, and XQA to FP8: each `error` is that against what its own codes stand for, `coded` that of
-these against bfloat16, of which keys drawn at random make more than a model's. `chain` verifies five sampled drafts of 128256 tokens, from
-logits, without draft rows (`vanward_graph`) and with them (`vanward_rows_graph`), beside chain_speculative_sampling alone, which takes probabilities of both,
-and with softmax of the target's logits before it.
+these against bfloat16, of which keys drawn at random make more than a model's.
 """
 
 import itertools
@@ -27,7 +25,6 @@ from flashinfer.xqa import xqa
 
 import attention
 import int4
-import sample
 import selection
 from attention import BLOCK, DIM, GROUP, HEADS, KV_HEADS
 from timing import run, vanward
@@ -224,25 +221,6 @@ def four_bits(session, timer, rows, quick):
         rows.put("int4", **row, xqa_coded=peer.coded(), ratio=row["xqa_graph"] / row["vanward_graph"])
 
 
-def chains(session, timer, rows, quick):
-    gamma, tokens = 5, 128256
-    for batch, dtype in itertools.product((1, 32) if quick else (1, 8, 32, 128), (torch.bfloat16, torch.float32)):
-        size = batch * (2 * gamma + 1) * tokens * dtype.itemsize
-        sets = min(20, max(2, math.ceil((384 << 20) / size)))
-        case = sample.Case(session, sets, batch, gamma, tokens, dtype, sample.NO_FILTERS, True)
-        row = dict(batch=batch, gamma=gamma, dtype=str(dtype))
-        for name, has_rows in dict(vanward=False, vanward_rows=True).items():
-            case.has_rows = has_rows
-            if batch <= 8:
-                case.check()
-            row[f"{name}_graph"] = timer.graph(case.ours(), sets)
-        peer = sample.Chain(case)
-        peer.check()
-        row.update(chain_graph=timer.graph(peer.alone, sets), softmax_chain_graph=timer.graph(peer.with_softmax, sets))
-        ours, with_rows, alone, whole = (row[f"{name}_graph"] for name in ("vanward", "vanward_rows", "chain", "softmax_chain"))
-        rows.put("chain", **row, ratio=alone / ours, rows_ratio=alone / with_rows, softmax_ratio=whole / ours, softmax_rows_ratio=whole / with_rows)
-
-
 def block_sparse(session, timer, rows, quick):
     tokens = 32 << 10
     pools = [torch.randn(2, tokens, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
@@ -308,7 +286,7 @@ def steps(session, timer, rows, quick):
             rows.put("step", method=method, batch=batch, context=context, tokens=budget, vanward_graph=time, xqa_graph=full, ratio=full / time)
 
 
-PARTS = dict(lists=lists, steps=steps, positions=positions, dense_positions=dense_positions, int4=four_bits, chains=chains,
+PARTS = dict(lists=lists, steps=steps, positions=positions, dense_positions=dense_positions, int4=four_bits,
              block_sparse=block_sparse, latents=latents)
 
 

@@ -3,18 +3,22 @@
     python benches/gpu/sample.py [--out FILE] [--quick | --goals]
 
 Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, without filters, with top-k 50 and top-p .95, and with top-p alone, with and
-without draft rows. `softmax` is torch's of the target's logits, `torch` that and a draw from each row. FlashInfer's chain_speculative_sampling takes
+without draft rows. `graph` is GPU time, from calls in a CUDA graph. `copy` is a device copy that moves as many bytes as the logits and draft rows have,
+half of them read. `read` and `weigh` are kernels that read as many rows, of 128256 tokens by as many CTAs and copies (`sample_read.py`): `read` finds the
+largest numbers, `weigh` also adds up the weights, and neither draws. Of 32000 tokens they may take longer than the library, and they do not take 151936.
+
+`softmax` is torch's of the target's logits, `torch` that and a draw from each row; neither filters. FlashInfer's chain_speculative_sampling takes
 probabilities of both, without draft rows ones that are 1 at the draft tokens: `chain` is it alone, of what was made beforehand, `softmax_chain` with
-FlashInfer's softmax of the target's logits before it. `sampling` is FlashInfer's sampling of every row, as a verification by coupling would need it:
-top_k_top_p_sampling_from_logits or sampling_from_logits, of logits that were divided by the temperature beforehand, or, with top-p alone, its softmax and
-top_p_sampling_from_probs. `copy` is
-a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. `cold` is what the call
-adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an engine: its instructions come from
-memory, too. `greedy` is a call of the same shape whose requests are all greedy by their temperature. `floor` has kernels that read the same logits by
-as many CTAs and copies (`sample_read.py`): `read` finds the largest numbers, `weigh` also adds up the weights, and neither draws. `search` has kernels that
-search the bound of a filter in a plain way, which is no floor. Microseconds, medians; logits are in no cache.
+FlashInfer's softmax of the target's logits before it, and with top_k_renorm_probs and top_p_renorm_probs for filters. `sampling` is FlashInfer's sampling
+of every row, as a verification by coupling would need it: top_k_top_p_sampling_from_logits or sampling_from_logits, of logits that were divided by the
+temperature beforehand, or, with top-p alone, its softmax and top_p_sampling_from_probs.
+
+Only `--goals` has `cold`, what the call adds to a graph in which a kernel of many instructions and a read that fills the cache go before each, as in an
+engine: its instructions come from memory, too; and the rows `greedy`, calls of the same shape whose requests are all greedy by their temperature,
+`search`, kernels that search the bound of a filter in a plain way, which is no floor, and `kernels`. Microseconds, medians; logits are in no cache.
 """
 
+import itertools
 import math
 
 import torch
@@ -75,6 +79,18 @@ class Case:
             cpu.verify_sample(**given)
         assert torch.equal(self.committed.cpu(), given["committed"]), "committed"
 
+    def for_each_row(self, settings):
+        return settings.repeat_interleave(self.gamma + 1)
+
+    def bytes(self):
+        """What a call reads of a data set."""
+        rows = self.rows[0].nbytes if self.has_rows else 0
+        return self.logits[0].nbytes + rows
+
+    def all_rows(self):
+        """Logits and draft rows of each data set in one tensor."""
+        return [torch.cat(of, 1) for of in zip(self.logits, self.rows)] if self.has_rows else self.logits
+
     def softmax(self, i):
         return torch.softmax(self.logits[i].float() / 0.8, -1)
 
@@ -92,6 +108,7 @@ class Chain:
         self.target = [case.softmax(i) for i in range(case.sets)]
         self.draft = [torch.softmax(x.float() / 0.8, -1) for x in case.rows] if case.has_rows else [self.certain(x) for x in case.draft]
         batch = len(case.draft[0])
+        self.top_k, self.top_p = case.for_each_row(case.top_k), case.for_each_row(case.top_p)
         self.accepted, self.emitted = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(2))
         self.seed, self.offset = noise()
 
@@ -108,7 +125,11 @@ class Chain:
 
     def with_softmax(self, i):
         logits = self.case.logits[i]
-        return self.verify(i, flashinfer.sampling.softmax(logits.flatten(0, 1), temperature=0.8).view(logits.shape))
+        p = flashinfer.sampling.softmax(logits.flatten(0, 1), temperature=0.8)
+        for name in self.case.filters:
+            renormalize = getattr(flashinfer.sampling, f"{name}_renorm_probs")
+            p = renormalize(p, getattr(self, name))
+        return self.verify(i, p.view(logits.shape))
 
     def check(self):
         """Drafts up to where they are refused, a token, and −1."""
@@ -125,8 +146,7 @@ class Sampling:
     def __init__(self, case):
         self.filters, self.rows = case.filters, [x.flatten(0, 1) for x in case.logits]
         self.divided = None if case.filters == TOP_P else [x.float() / 0.8 for x in self.rows]
-        each = len(self.rows[0]) // len(case.top_p)
-        self.top_k, self.top_p = case.top_k.repeat_interleave(each), case.top_p.repeat_interleave(each)
+        self.top_k, self.top_p = case.for_each_row(case.top_k), case.for_each_row(case.top_p)
         self.seed, self.offset = noise()
 
     def __call__(self, i):
@@ -153,21 +173,27 @@ def noise():
 
 
 def points(quick):
-    """Vocabulary, γ and batch: the first two vary at a vocabulary of 128256, then the vocabulary does."""
+    """Vocabulary, γ and batch: the batch varies at γ = 5 and γ = 0 and a vocabulary of 128256, then γ and the vocabulary do."""
     if quick == "goals":
         return [(128256, 5, batch) for batch in (1, 8, 32, 128)]
     if quick:
         return [(128256, gamma, batch) for gamma in (0, 5) for batch in (1, 32)]
-    grid = [(128256, gamma, batch) for gamma in (0, 5) for batch in (1, 8, 32, 128, 256)]
-    grid += [(128256, gamma, batch) for gamma in (1, 3, 8) for batch in (1, 32)]
-    return grid + [(tokens, gamma, batch) for tokens in (32000, 151936) for gamma in (0, 5) for batch in (1, 32)]
+    grid = [(128256, 5, batch) for batch in (1, 8, 32, 128, 256)] + [(128256, 0, batch) for batch in (1, 32, 256)]
+    grid += [(128256, gamma, 32) for gamma in (1, 3, 8)]
+    return grid + [(tokens, 5, batch) for tokens in (32000, 151936) for batch in (1, 32)]
 
 
-def peers(case, timer):
-    """Times of FlashInfer's calls, and of the softmax before them."""
-    found = {}
-    if case.gamma and not case.filters:
-        chain = Chain(case)
+def floors(case, reading, timer):
+    found = dict(copy=timer.copy(case.bytes()), read=None, weigh=None)
+    if reading and reading.takes(case.logits[0]):
+        found.update(reading.times(case.all_rows(), timer))
+    return found
+
+
+def peers(case, chain, timer):
+    """Times of FlashInfer's calls."""
+    found = dict(chain_graph=None, softmax_chain_graph=None, sampling_graph=None)
+    if chain:
         chain.check()
         found.update(chain_graph=timer.graph(chain.alone, case.sets), softmax_chain_graph=timer.graph(chain.with_softmax, case.sets))
     if not case.has_rows:
@@ -177,41 +203,46 @@ def peers(case, timer):
     return found
 
 
-BESIDE = {NO_FILTERS: ("read", "weigh"), ALL_FILTERS: ("top_k",), TOP_P: ("top_p",)}
+def checked(case):
+    if len(case.temperature) <= 8:
+        case.check()
+    return case.ours()
+
+
+def bounds(case, reading, timer, rows, form):
+    """What else bounds a call that has a goal, and when its kernels run."""
+    call = case.ours()
+    cold = timer.cold(call, case.sets)
+    rows.put("cold", **form, vanward_graph=timer.graph(call, case.sets), vanward_cold=cold)
+    if case.filters and reading and reading.takes(case.logits[0]) and not case.has_rows:
+        what = "top_p" if case.filters == TOP_P else "top_k"
+        rows.put("search", **form, filter=what, search=reading.times(case.logits, timer, (what,))[what])
+    if len(case.temperature) in (1, 128) and case.logits[0].dtype == torch.bfloat16:
+        rows.put("kernels", **form, timeline=timer.timeline(call, case.sets))
+    if not case.filters and not case.has_rows:
+        case.temperature.zero_()
+        rows.put("greedy", **form, vanward_graph=timer.graph(checked(case), case.sets))
+        case.temperature.fill_(0.8)
 
 
 def measure(session, timer, rows, quick):
     rows.put("peer", flashinfer=flashinfer.__version__ if flashinfer else "none")
     reading = SampleRead() if torch.cuda.get_device_capability() >= (9, 0) else None
-    for tokens, gamma, batch in points(quick):
-        for dtype in (torch.bfloat16, torch.float32):
-            for filters in (NO_FILTERS, ALL_FILTERS, TOP_P):
-                for has_rows in (False, True) if gamma and filters != TOP_P else (False,):
-                    size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
-                    sets = min(20, max(2, math.ceil((384 << 20) / size)))
-                    case = Case(session, sets, batch, gamma, tokens, dtype, filters, has_rows)
-                    if batch <= 8:
-                        case.check()
-                    form = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters))
-                    row, ours = dict(**form, draft_rows=has_rows, bytes=size), case.ours()
-                    row.update(vanward_graph=timer.graph(ours, sets), vanward_cold=timer.cold(ours, sets), copy=timer.copy(size))
-                    if quick != "goals":
-                        row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
-                    if flashinfer:
-                        row.update(peers(case, timer))
-                    rows.put("sample", **row)
-                    if reading and reading.takes(case.logits[0]) and not has_rows:
-                        times = reading.times(case.logits, timer, BESIDE[filters])
-                        rows.put("search" if filters else "floor", **form, bytes=size, vanward_graph=row["vanward_graph"], **times)
-                    if not filters and not has_rows:
-                        case.temperature.zero_()
-                        if batch <= 8:
-                            case.check()
-                        rows.put("greedy", **form, vanward_graph=timer.graph(ours, sets))
-                    if quick == "goals" and dtype == torch.bfloat16 and batch in (1, 128):
-                        case.temperature.fill_(0.8)
-                        rows.put("kernels", batch=batch, filters="+".join(filters), draft_rows=has_rows, timeline=timer.timeline(ours, sets))
-                    del case, ours
+    for (tokens, gamma, batch), dtype in itertools.product(points(quick), (torch.bfloat16, torch.float32)):
+        size = batch * (2 * gamma + 1) * tokens * dtype.itemsize
+        case = Case(session, min(20, max(2, math.ceil((384 << 20) / size))), batch, gamma, tokens, dtype, NO_FILTERS, gamma > 0)
+        by_torch = {f"{call.__name__}_graph": timer.graph(call, case.sets) for call in (case.softmax, case.torch) if quick != "goals"}
+        for has_rows in (False, True) if gamma else (False,):
+            case.has_rows = has_rows
+            beside = dict(**floors(case, reading, timer), **by_torch)
+            chain = Chain(case) if flashinfer and gamma else None
+            for filters in (NO_FILTERS, ALL_FILTERS) + (() if has_rows else (TOP_P,)):
+                case.filters = filters
+                form = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters), draft_rows=has_rows)
+                row = dict(**form, bytes=case.bytes(), vanward_graph=timer.graph(checked(case), case.sets), **beside)
+                rows.put("sample", **row, **(peers(case, chain, timer) if flashinfer else {}))
+                if quick == "goals":
+                    bounds(case, reading, timer, rows, form)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What a layer of a decode step does when, by each strategy of a decoder on a tiered cache: its stages, by torch's profiler.
 
-    python benches/gpu/stages.py [--out FILE] [--quick]
+    python benches/gpu/stages.py [--out FILE] [--quick] [--batch N ...] [--strategy NAME ...] [--steps N] [--replays N]
 
 The steps are those of tiered_decoder.py, of exact blocks: an 8B shape, 131,072 tokens, a budget of 4096, slots for 12 % of the blocks, queries that drift
-so that as many blocks are missed as in a trace. They are captured in a CUDA graph, and the profiler records the kernels of a replay. `resident` has
-all keys and values in device memory.
+so that as many blocks are missed as in a trace. They are captured in a CUDA graph, and the profiler records the kernels of a replay, of the first --steps
+steps alone where that is given: the others run ahead of it. `resident` has all keys and values in device memory. --quick is --batch 1.
 
 `stage` rows say, in microseconds from the layer's beginning, when the first kernel of a stage starts and the last one ends; `busy` is how long its kernels
 run. They are medians of the layers whose stages are those of most layers (`same` of `of`, in `layer`), without the first and the last layer of each step. `part`
@@ -133,8 +133,8 @@ def stages(events, per_step):
                       path=statistics.median(last(parts) - first(parts) for _, parts in same), same=count, of=len(middle))
 
 
-def trace(timer, steps):
-    """Kernels (start, end, name) of all steps in a graph, in microseconds, by torch's profiler."""
+def trace(timer, steps, count):
+    """Kernels (start, end, name) of the first `count` steps in a graph, in microseconds, by torch's profiler."""
 
     def one(n):
         timer.launch_empty()
@@ -148,15 +148,22 @@ def trace(timer, steps):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for n in range(STEPS * steps.sequences.layers):
+        for n in range(count * steps.sequences.layers):
             one(n)
 
-    def replay():
+    def come_round():
+        """What is resident is what the steps before the first one leave."""
+        for t in range(count, STEPS):
+            steps.step(t)
         steps.wait()
+        torch.cuda.synchronize()
+
+    def replay():
         graph.replay()
         torch.cuda.synchronize()
 
     replay()
+    come_round()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         replay()
     on_device = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
@@ -166,8 +173,8 @@ def trace(timer, steps):
 class Case:
     """A batch, resident or on a cache, by all strategies."""
 
-    def __init__(self, session, timer, weights, batch, sequences, queries):
-        self.session, self.timer, self.weights, self.batch = session, timer, weights, batch
+    def __init__(self, session, timer, weights, batch, host_blocks, strategies, sequences, queries):
+        self.session, self.timer, self.weights, self.batch, self.host_blocks, self.strategies = session, timer, weights, batch, host_blocks, strategies
         self.sequences, self.queries, self.length = sequences, queries, CONTEXT - BLOCK // 2
 
     def each(self, measure):
@@ -181,9 +188,9 @@ class Case:
         blocks = self.sequences.blocks
         with vanward.KvCache(
             self.session, layers=self.sequences.layers, kv_heads=KV_HEADS, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
-            max_sequences=self.batch, max_blocks=blocks, host_blocks=self.batch * blocks, slots=int(SHARE * self.batch * KV_HEADS * blocks),
+            max_sequences=self.batch, max_blocks=blocks, host_blocks=self.host_blocks, slots=int(SHARE * self.batch * KV_HEADS * blocks),
         ) as cache:
-            for name, policy in STRATEGIES.items():
+            for name, policy in self.strategies.items():
                 with tiered_decoder(self.session, cache, self.sequences, BUDGET // BLOCK, **policy) as decoder:
                     numbers = write(cache, decoder, self.sequences, self.length)
                     steps = Drifting(decoder, self.sequences, self.weights, self.queries, self.length, cache, numbers)
@@ -196,32 +203,40 @@ class Case:
                 torch.cuda.synchronize()
 
 
-def measure(session, timer, rows, quick):
+def measure(session, timer, rows, options):
+    batches, strategies = [1] if options.quick else options.batch, {name: STRATEGIES[name] for name in STRATEGIES if name in options.strategy}
     weights = [Weights() for _ in range(LAYERS)]
     traced = dict(k=BUDGET // BLOCK, slots=int(SHARE * CONTEXT // BLOCK), missed=MISSED, exposed=EXPOSED)
     fitted, graphs = None, {}
 
     def put(batch, name, steps):
         about = dict(batch=batch, strategy=name)
-        of_stages, of_layer = stages(trace(timer, steps), steps.sequences.layers)
+        of_stages, of_layer = stages(trace(timer, steps, options.steps), steps.sequences.layers)
         for row in of_stages:
             rows.put("stage", **about, **row)
         rows.put("layer", **about, graph=graphs[batch, name], **of_layer)
 
     def time(batch, name, steps):
-        graphs[batch, name] = steps.time(timer, 3)
+        graphs[batch, name] = steps.time(timer, options.replays)
 
     # All is timed before anything is traced: what the profiler leaves behind might cost time.
     for of in (time, put):
-        for batch in (1,) if quick else (1, 4):
+        for batch in batches:
             sequences = Pages(session, batch, CONTEXT, LAYERS)
             assert sequences.layers == LAYERS, "too little device memory"
             fitted = fitted or fit(session, sequences, rows, **traced)
             queries = Queries(batch, LAYERS, *fitted)
-            Case(session, timer, weights, batch, sequences, queries).each(lambda name, steps: of(batch, name, steps))  # noqa: B023
+            # All ask for the same host memory, which is pinned once.
+            host_blocks = max(batches) * sequences.blocks
+            Case(session, timer, weights, batch, host_blocks, strategies, sequences, queries).each(lambda name, steps: of(batch, name, steps))  # noqa: B023
             del sequences, queries
             torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=256 << 20)
+    run(__doc__, measure, scratch_bytes=256 << 20, choices={
+        "batch": dict(nargs="+", type=int, default=[1, 4], metavar="N", help="sequences"),
+        "strategy": dict(nargs="*", choices=STRATEGIES, default=list(STRATEGIES), metavar="NAME", help=f"some of: {', '.join(STRATEGIES)}"),
+        "steps": dict(type=int, default=STEPS, metavar="N", help="steps that are traced"),
+        "replays": dict(type=int, default=3, metavar="N", help="replays of each graph without the profiler, of which the median is taken"),
+    })

@@ -1,13 +1,14 @@
 """Tokens a second at a fixed amount of GPU memory for keys and values: all of them there, or most of them in host memory.
 
-    python benches/gpu/throughput.py [--out FILE] [--quick]
+    python benches/gpu/throughput.py [--out FILE] [--quick] [--units N ...] [--kv-heads N ...] [--context N ...] [--strategy NAME ...]
+                                     [--points N] [--host-gib N]
 
 The layers are those of layer.py, with 8 or 2 KV heads for their 32 query heads (2 as in MiniCPM4.1). `gib` is the memory that keys, values and AXIS's
-summaries have on the device, in 2^30 bytes for MODEL_LAYERS layers: what one sequence of 131,072 tokens of 8 KV heads takes, or four. `resident` keeps all
-keys and values in it, `tiered` as many slots as it has room for beside tails and summaries, each block once more in pinned host memory. Batches grow until
-that memory ends, by the slots that a decoder on a cache demands, or until HOST_GIB of pinned memory does. LAYERS layers are timed, and MODEL_LAYERS taken to last
-as much longer; embedding and output head are left out. `dense` and `sparse` (SERIAL, AXIS, `budget` tokens) are resident steps through a decoder, `floor` a layer
-without attention, GPU time of one layer, microseconds, medians. `shared` are batches that the memory has no room for: sequences share the pages of
+summaries have on the device, in 2^30 bytes for MODEL_LAYERS layers: what one sequence of 131,072 tokens of 8 KV heads takes, or four (--units 1, 4).
+`resident` keeps all keys and values in it, `tiered` as many slots as it has room for beside tails and summaries, each block once more in pinned host memory. Batches grow until
+that memory ends, by the slots that a decoder on a cache demands, or until --host-gib of pinned memory do: 28 are enough for 16 GiB and 8 KV heads. LAYERS
+layers are timed, and MODEL_LAYERS taken to last as much longer; embedding and output head are left out. `dense` and `sparse` (SERIAL, AXIS, `budget` tokens)
+are resident steps through a decoder, `floor` a layer without attention, GPU time of one layer, microseconds, medians. `shared` are batches that the memory has no room for: sequences share the pages of
 those that fit, and `sparse` says what a layer would take if nothing had to travel. `bus` is a plain copy from pinned memory, `gb` 10^9 bytes a second.
 
 Steps follow each other in one CUDA graph, and misses come from queries that drift, as in tiered_decoder.py: `model` has the drift that was fitted to a
@@ -39,7 +40,7 @@ from timing import run, vanward
 from vanward import DecoderMode
 
 LAYERS, MODEL_LAYERS = 4, 32
-HOST_GIB = 56  # all cases ask for the same, which is pinned once
+HOST_GIB = 56  # of LAYERS layers; all cases ask for the same, which is pinned once
 REPLAYS = 3
 RUN = 2 * BLOCK * DIM * 2  # bytes of a block's keys and values of one KV head
 SUMMARY = 5 * DIM // 4
@@ -176,20 +177,21 @@ class Case:
             resident.step(begin=torch.zeros_like(resident.lens))
             check(name, steps, resident, "exact")
 
-    def measure(self, points, copied):
+    def measure(self, points, copied, strategies):
         plan = self.plan
-        for batch in sorted({*doubling(plan.resident), *(batch for name in LISTS for batch in plan.batches(points, name))}):
+        for batch in sorted({*doubling(plan.resident), *(batch for name in strategies for batch in plan.batches(points, name))}):
             self.resident(batch)
         with vanward.KvCache(
             self.session, layers=LAYERS, kv_heads=plan.kv_heads, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
             max_sequences=plan.sequences, max_blocks=plan.blocks, host_blocks=plan.host_blocks, slots=plan.slots,
         ) as cache:
-            for name in LISTS:
+            for name in strategies:
                 self.tiered(cache, name, points)
         for name, (found, batch) in self.best.items():
             self.rows.put("best", **plan.about(), way=name, batch=batch, tokens=found, over_sparse=found / self.best["sparse"][0],
                           over_dense=found / self.best["dense"][0])
-        self.beside_papers(copied)
+        if {"serial", "sparda"} <= set(strategies):
+            self.beside_papers(copied)
 
     def beside_papers(self, copied):
         layers = self.layers
@@ -201,16 +203,24 @@ class Case:
                       largest=most, bus_allows=bus / self.best["sparse"][0])
 
 
-def measure(session, timer, rows, quick):
+def measure(session, timer, rows, options):
     copied = bus(timer)
     rows.put("bus", gb=copied)
-    host = (HOST_GIB // 4 if quick else HOST_GIB) << 30
+    host = (HOST_GIB // 4 if options.quick else options.host_gib) << 30
+    cases = CASES[:1] if options.quick else [case for case in CASES if case[0] in options.context and case[1] in options.kv_heads and case[2] in options.units]
     weights = {kv_heads: [Weights(kv_heads) for _ in range(LAYERS)] for kv_heads in (8, 2)}
-    for context, kv_heads, units, points in CASES[:1] if quick else CASES:
+    for context, kv_heads, units, points in cases:
         plan = Plan(context, kv_heads, units, host)
-        Case(session, timer, rows, plan, weights[kv_heads]).measure(points, copied)
+        Case(session, timer, rows, plan, weights[kv_heads]).measure(options.points or points, copied, [name for name in LISTS if name in options.strategy])
         torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=1 << 30)
+    run(__doc__, measure, scratch_bytes=1 << 30, choices={
+        "units": dict(nargs="+", type=int, default=[1, 4], metavar="N", help="device memory, in that of a sequence of 131,072 tokens and 8 KV heads"),
+        "kv-heads": dict(nargs="+", type=int, default=[8, 2], metavar="N"),
+        "context": dict(nargs="+", type=int, default=list(TRACES), metavar="N", help="tokens"),
+        "strategy": dict(nargs="+", choices=LISTS, default=list(LISTS), metavar="NAME", help=f"some of: {', '.join(LISTS)}"),
+        "points": dict(type=int, metavar="N", help="batches of each strategy, at least 2; default: as CASES has them"),
+        "host-gib": dict(type=int, default=HOST_GIB, metavar="N", help="pinned memory of the layers that are timed"),
+    })

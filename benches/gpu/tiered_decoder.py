@@ -1,6 +1,7 @@
 """Decode steps of an 8B-shaped model whose keys and values lie in host memory, by each strategy of a decoder on a tiered cache.
 
-    python benches/gpu/tiered_decoder.py [--out FILE] [--quick]
+    python benches/gpu/tiered_decoder.py [--out FILE] [--quick] [--batch N ...] [--kv-heads N ...] [--trace NAME ...] [--coding NAME ...]
+                                         [--strategy NAME ...] [--dense N ...] [--replays N]
 
 The layers are those of layer.py, with 8 or 2 KV heads for their 32 query heads (2 as in MiniCPM4.1), at 131,072 tokens and a budget of 4096 (1/32 of the
 context) by AXIS; a layer has slots for the share SHARE of its blocks. Steps follow each other in one CUDA graph, each with queries of its own, which the
@@ -22,9 +23,12 @@ selects by queries, and no queries over other keys give a list of another model.
 `model` has what the fit reached (`moved` was 0.163 in Gemma's trace). The token of all steps has one position, so that no block leaves the tail: its copy to a
 slot, one in 64 steps, is not in the figures.
 
-`dense` is attention over all tokens of 8 KV heads, of one position and of 9 as a round of 8 drafts is verified, in steps whose rows are dense: whole blocks
-are read in host memory. `gb` is what that reads in a second, in 10^9 bytes, and `over_copy` its time as a multiple of a plain copy of as
+`dense` (--dense: of which batches) is attention over all tokens of 8 KV heads, of one position and of 9 as a round of 8 drafts is verified, in steps whose
+rows are dense: whole blocks are read in host memory. `gb` is what that reads in a second, in 10^9 bytes, and `over_copy` its time as a multiple of a plain copy of as
 many bytes from pinned memory.
+
+Of the cases in CASES those are timed whose numbers, names and codings the options have; without options all. --quick is --batch 1. Every cache has the host memory
+of the largest one, which the session pins once.
 """
 
 import math
@@ -56,12 +60,23 @@ OWN_LISTS = ("async_tls", "sparda")
 CODINGS = {"exact": {}, "int4": dict(coding="int4"), "int4_decoded": dict(coding="int4", slot_coding="decoded")}
 CASES = [  # KV heads, batch, the model whose misses they are, codings
     (8, 1, "gemma", CODINGS),
-    (8, 1, "smollm2", ("exact",)),
+    (8, 1, "smollm2", ("exact", "int4")),
     (2, 1, "gemma", ("exact",)),
     (8, 2, "gemma", CODINGS),
     (8, 4, "gemma", CODINGS),
     (2, 4, "gemma", ("exact",)),
+    (8, 8, "gemma", ("exact", "int4")),
 ]
+HOST_RUNS = {"exact": 2 * BLOCK * DIM * 2, "int4": BLOCK * DIM + 2 * BLOCK + 2 * DIM, "int4_decoded": BLOCK * DIM + 2 * BLOCK + 2 * DIM}  # bytes
+OPTIONS = {
+    "batch": dict(nargs="+", type=int, default=sorted({case[1] for case in CASES}), metavar="N", help="sequences"),
+    "kv-heads": dict(nargs="+", type=int, default=[8, 2], metavar="N"),
+    "trace": dict(nargs="+", choices=("gemma", "smollm2"), default=["gemma", "smollm2"], help="whose misses"),
+    "coding": dict(nargs="+", choices=CODINGS, default=list(CODINGS), metavar="NAME", help=f"some of: {', '.join(CODINGS)}"),
+    "strategy": dict(nargs="+", choices=STRATEGIES, default=list(STRATEGIES), metavar="NAME", help=f"SERIAL, and some of: {', '.join(STRATEGIES)}"),
+    "dense": dict(nargs="*", type=int, default=[1, 2, 4], metavar="N", help="batches whose dense rows are timed, of 8 KV heads and gemma's misses"),
+    "replays": dict(type=int, default=REPLAYS, metavar="N", help="replays of each graph, of which the median is taken"),
+}
 # How far results may be from those of exact keys and values in device memory, relative in norm: rounding, or what four bits cost normals.
 ERRORS = {"exact": 3e-2, "int4": 0.3, "int4_decoded": 0.3}
 
@@ -334,14 +349,19 @@ def dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length, cod
         rows.put("dense", coding=coding, batch=batch, context=CONTEXT, positions=positions, attend=took, copy=copy, over_copy=took / copy, gb=size / took / 1e3)
 
 
-def measure(session, timer, rows, quick):
+def measure(session, timer, rows, options):
+    batches = [1] if options.quick else options.batch
+    cases = [(kv_heads, batch, trace, [coding for coding in codings if coding in options.coding]) for kv_heads, batch, trace, codings in CASES
+             if kv_heads in options.kv_heads and batch in batches and trace in options.trace and not set(codings).isdisjoint(options.coding)]
+    # Asked for by every layer of every cache, so that it is pinned once.
+    host = max((batch * CONTEXT // BLOCK * kv_heads * HOST_RUNS[coding] for kv_heads, batch, _, codings in cases for coding in codings), default=0)
     smollm2 = traced(SMOLLM2, SHARE)
     rows.put("trace", **smollm2)
     traces = {"gemma": (MISSED, EXPOSED), "smollm2": (smollm2["missed"], smollm2["exposed"])}
     length = CONTEXT - BLOCK // 2
     weights = {kv_heads: [Weights(kv_heads) for _ in range(LAYERS)] for kv_heads in (8, 2)}
     fitted = {}
-    for kv_heads, batch, trace, codings in CASES[:3] if quick else CASES:
+    for kv_heads, batch, trace, codings in cases:
         sequences, about = Pages(session, batch, CONTEXT, LAYERS, kv_heads), dict(trace=trace, kv_heads=kv_heads)
         if (trace, kv_heads) not in fitted:
             fitted[trace, kv_heads] = fit(session, sequences, rows, BUDGET // BLOCK, int(SHARE * sequences.blocks), *traces[trace], **about)
@@ -352,30 +372,32 @@ def measure(session, timer, rows, quick):
             resident = Drifting(of_pages, sequences, weights[kv_heads], queries, length)
             resident.step(begin=torch.zeros_like(resident.lens))
             resident.run_all()
-            row["resident"] = resident.time(timer)
+            row["resident"] = resident.time(timer, options.replays)
             for coding in codings:
                 with vanward.KvCache(
                     session, layers=sequences.layers, kv_heads=kv_heads, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
-                    max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots, **CODINGS[coding],
+                    max_sequences=batch, max_blocks=sequences.blocks, host_blocks=host // (kv_heads * HOST_RUNS[coding]), slots=slots, **CODINGS[coding],
                 ) as cache:
-                    strategies(session, timer, rows, cache, coding, resident, of_pages, dict(row, coding=coding))
+                    strategies(session, timer, rows, options, cache, coding, resident, of_pages, dict(row, coding=coding))
         del sequences, queries, resident
         torch.cuda.empty_cache()
 
 
-def strategies(session, timer, rows, cache, coding, resident, of_pages, row):
+def strategies(session, timer, rows, options, cache, coding, resident, of_pages, row):
     """Each strategy on a cache, against steps that are resident."""
     sequences, length = resident.sequences, CONTEXT - BLOCK // 2
     for name, policy in STRATEGIES.items():
+        if name != "serial" and name not in options.strategy:
+            continue
         with tiered_decoder(session, cache, sequences, BUDGET // BLOCK, **policy) as decoder:
             numbers = write(cache, decoder, sequences, length)
             steps = Drifting(decoder, sequences, resident.weights, resident.queries, length, cache, numbers)
             steps.run_all()
             if name not in OWN_LISTS:
                 check(name, steps, resident, coding)
-            row[name], mib, missed = steps.count(timer)
+            row[name], mib, missed = steps.count(timer, options.replays)
             del steps
-            if name == "serial" and (row["kv_heads"], row["trace"]) == (KV_HEADS, "gemma"):
+            if name == "serial" and (row["kv_heads"], row["trace"]) == (KV_HEADS, "gemma") and sequences.batch in options.dense:
                 dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length, coding)
         rows.put("strategy", trace=row["trace"], kv_heads=sequences.kv_heads, coding=coding, batch=sequences.batch, strategy=name, layer=row[name], over_resident=row[name] / row["resident"],
                  serial_over_it=row["serial"] / row[name], mib=mib, missed=missed)
@@ -386,4 +408,4 @@ def strategies(session, timer, rows, cache, coding, resident, of_pages, row):
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=256 << 20)
+    run(__doc__, measure, scratch_bytes=256 << 20, choices=OPTIONS)

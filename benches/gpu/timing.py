@@ -123,7 +123,10 @@ class Timer:
         return self._after(lambda: self._flush.view(torch.int64).sum(), call, sets)
 
     def cold(self, call, sets):
-        """As `among`, with a kernel of many instructions before the read: those of the call have to come from memory, too."""
+        """
+        As `among`, with a kernel of many instructions before the read: those of the call have to come from memory, too. An upper bound: where the call's
+        instructions take the place of that kernel's, what this one then takes longer counts as the call's, up to 9 microseconds.
+        """
 
         def fill():
             self._launch(self._evict_code, 2 * self._multiprocessors, self._arguments)
@@ -188,10 +191,11 @@ class Rows:
         return f"{value:.2f}" if value == 0 or abs(value) >= 0.05 else f"{value:.4f}"
 
 
-def run(about, measure, scratch_bytes=0, has_goals=False, parts=()):
+def run(about, measure, scratch_bytes=0, has_goals=False, parts=(), choices=None):
     """
     The benchmark's command line: measure(session, timer, rows, quick). Calls that are captured find so much scratch. `has_goals`: quick may be
-    "goals", for the points that have a goal. `parts`: names of which --only chooses some; measure then takes those to measure, too.
+    "goals", for the points that have a goal. `parts`: names of which --only chooses some; measure then takes those to measure, too. `choices`: options
+    of the benchmark's own, {name: arguments of add_argument}; measure then takes all options in place of quick, and the first row has them.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="file for one JSON object a row")
@@ -200,15 +204,18 @@ def run(about, measure, scratch_bytes=0, has_goals=False, parts=()):
         parser.add_argument("--goals", dest="quick", action="store_const", const="goals", help="the points that have a goal, without torch beside")
     if parts:
         parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=f"some of: {', '.join(parts)}")
+    for name, about_it in (choices or {}).items():
+        parser.add_argument(f"--{name}", **about_it)
     options = parser.parse_args()
+    chosen = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in vars(options).items() if name != "out" and value}
     torch.manual_seed(0)
     timer, rows = Timer(), Rows(options.out)
     with vanward.Session("cuda") as session:
         info = session.info()
         rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=info.driver_version, load_microseconds=info.load_microseconds)
+                 driver=info.driver_version, load_microseconds=info.load_microseconds, **(chosen if choices else {}))
         if scratch_bytes:
             # A stream cannot be given scratch while it captures.
             torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
             session.reserve(scratch_bytes, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
-        measure(session, timer, rows, options.quick, *([options.only] if parts else []))
+        measure(session, timer, rows, options if choices else options.quick, *([options.only] if parts else []))

@@ -230,7 +230,7 @@ static void plan(batch *b) {
     if (s->waiting || is_decoding(s)) continue;
     b->store->share(b, s);
     /* A sparse sequence that was preempted takes its own tokens in as it made them. */
-    s->rows = smaller(smaller(chunk, b->store->most_rows), s->count - s->cached);
+    s->rows = smaller(chunk, s->count - s->cached);
     if (s->how == BATCH_SPARSE) s->rows = s->cached < s->prompt ? smaller(s->rows, s->prompt - s->cached) : 1;
     chunk -= s->rows;
   }

@@ -202,12 +202,51 @@ static int64_t shared_with(model *m, vwd_session *session, batch_how how, bool h
   return n.shared_tokens;
 }
 
+/* Steps until a prompt of 200 tokens gives one. */
+static int prompt_steps(model *m, vwd_session *session, bool host_kv) {
+  batch *b = create(m, session, (batch_options){.rows = 1, .host_kv = host_kv});
+  batch_event events[64];
+  batch_error error = {""};
+  request r = {.prompt = 200, .how = BATCH_DENSE, .stop = -1};
+  for (int i = 0; i < r.prompt; i++) r.tokens[i] = 40 + i % 60;
+  require(admit(b, &r, NEW), "a place in an empty batch");
+  int steps = 0, count = 0;
+  while (count == 0) count = batch_step(b, events, 64, &error), steps++;
+  require(count == 1, error.text);
+  batch_free(b);
+  return steps;
+}
+
+/* Prompts of one length come in one step, in rows that are beside each other. */
+static bool have_their_texts(model *m, vwd_session *session, bool host_kv) {
+  enum { TEXTS = 3 };
+  request all[TEXTS];
+  batch *b = create(m, session, (batch_options){.rows = TEXTS, .chunk = 64, .host_kv = host_kv});
+  for (int i = 0; i < TEXTS; i++) {
+    all[i] = (request){.prompt = 21, .how = BATCH_DENSE, .stop = -1, .ok = true};
+    for (int t = 0; t < all[i].prompt; t++) all[i].tokens[t] = 40 + below(60);
+    run_alone(m, session, &all[i], BATCH_DENSE);
+    require(admit(b, &all[i], NEW), "a place in the batch");
+  }
+  batch_event events[64];
+  batch_error error = {""};
+  batch_counters n;
+  do {
+    const int count = batch_step(b, events, 64, &error);
+    require(count >= 0, error.text);
+    for (int i = 0; i < count; i++) receive(all, TEXTS, &events[i]);
+    batch_count(b, &n);
+  } while (n.sequences > 0);
+  batch_free(b);
+  return all[0].ok && all[1].ok && all[2].ok && all[0].done && all[1].done && all[2].done;
+}
+
 /* Texts that often go on otherwise than they did before, drafted by trees, and then continued by sparse steps, which read the summaries of
- * what was moved. */
-static void check_trees(model *m, vwd_session *session, bool host_kv) {
+ * what was moved. The seeds are those of texts in which one summary of other nodes makes another token. */
+static void check_trees(model *m, vwd_session *session, bool host_kv, uint64_t seed) {
   enum { TEXTS = 12, SYMBOLS = 5 };
   static request trees[TEXTS], sparse[TEXTS];
-  state = 2026; /* in these texts one summary of nodes that moved makes another token, in pages as well as on the cache */
+  state = seed;
   batch_event events[64];
   batch_error error = {""};
   batch_counters n;
@@ -330,13 +369,16 @@ int main(void) {
   expect(drafted, "drafts change nothing in the text");
   check_seeds(m, session, &all[BATCH_HOWS]);
   check_refusals(m, session);
-  check_trees(m, session, false);
-  check_trees(m, session, true);
+  check_trees(m, session, false, 2026);
+  check_trees(m, session, true, 2026);
+  check_trees(m, session, true, 2114); /* here it is of a block that was filled just before a step of several groups filled the next one */
   check_options(m, session);
   for (int i = 0; i < REQUESTS; i += 3) all[i].stop = all[i].tokens[all[i].prompt + 20]; /* ends there, or where it first came */
   for (int i = 0; i < REQUESTS; i += 3) run_alone(m, session, &all[i], all[i].how);
 
   for (int host_kv = 0; host_kv < 2; host_kv++) {
+    expect(prompt_steps(m, session, host_kv) == 4, "a step takes 64 tokens of a prompt");
+    expect(have_their_texts(m, session, host_kv), "and prompts of one length together");
     expect(shared_with(m, session, BATCH_SELF, host_kv) >= 256, "a prompt shares the full pages of a text that it continues");
     expect(shared_with(m, session, BATCH_SPARSE, host_kv) == 192, "though not keys and values of sparse steps");
   }

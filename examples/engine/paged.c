@@ -116,19 +116,22 @@ static void place_layer(const batch *b, int layer, vwd_decoder_attend_args *args
   args->v = TENSOR(b->pages.v + first, FLOAT16, b->o.pages, PAGE_TOKENS, s->kv_heads, s->head_dim);
 }
 
+/* Summaries from the first token that is not cached on are of nodes that were moved. The next step makes them again, of what was accepted: this
+ * sequence's, or that of one that shares these pages. */
+static void moved(batch *b, sequence *s) {
+  s->unsummarised = smaller(s->unsummarised, s->cached);
+  for (int p = s->cached / PAGE_TOKENS; p < s->pages; p++) b->pages.page[s->table[p]].summarised = NULL;
+}
+
 static bool compact(batch *b, const group *g, vwd_tensor path, vwd_tensor accepted) {
   vwd_compact_args args = VWD_COMPACT_ARGS_INIT;
   args.page_table = table_of(b, g);
   args.bases = TENSOR(b->roots + g->first_member, INT32, g->batch);
   args.path = path;
   args.accepted = accepted;
-  return batch_called(vwd_compact(b->compactor, &args, NULL), "vwd_compact", &b->error);
-}
-
-/* Of whoever shares these pages, too. */
-static void moved(batch *b, sequence *s) {
-  s->unsummarised = smaller(s->unsummarised, s->cached);
-  for (int p = s->cached / PAGE_TOKENS; p < s->pages; p++) b->pages.page[s->table[p]].summarised = NULL;
+  if (!batch_called(vwd_compact(b->compactor, &args, NULL), "vwd_compact", &b->error)) return false;
+  for (int n = g->first_member; n < g->first_member + g->batch; n++) moved(b, &b->slots[b->member_slot[n]]);
+  return true;
 }
 
 static void count(const batch *b, batch_counters *out) {
@@ -137,4 +140,4 @@ static void count(const batch *b, batch_counters *out) {
   out->known_pages = b->pages.known_count;
 }
 
-const store paged_store = {MAX_ROWS, create, release, enter, share, take, leave, publish, add, place, place_layer, compact, moved, count};
+const store paged_store = {MAX_ROWS, create, release, enter, share, take, leave, publish, add, place, place_layer, compact, count};

@@ -11,6 +11,44 @@ int always_dense(const batch *b) {
 
 /* --- A pass through the model --- */
 
+/* Some of the positions of each member of a group: `from` … `from` + `count` − 1. */
+typedef struct {
+  const group *of;
+  int from, count;
+  int32_t lens[MAX_ROWS], begins[MAX_ROWS];
+} part;
+
+static part part_of(const batch *b, const group *g, int from) {
+  part p = {.of = g, .from = from, .count = smaller(b->store->most_rows, g->positions - from)};
+  for (int n = 0; n < g->batch; n++) {
+    p.lens[n] = b->seq_lens[g->first_member + n] - (g->positions - from - p.count);
+    p.begins[n] = from == 0 ? b->begins[g->first_member + n] : p.lens[n] - p.count;
+  }
+  return p;
+}
+
+static bool begin_step(batch *b, const part *p) {
+  const group *g = p->of;
+  const bool whole = p->count == g->positions; /* the decoder then reads the lengths in every layer */
+  vwd_decoder_step step = VWD_DECODER_STEP_INIT;
+  step.mode = g->mode;
+  step.positions = (uint32_t)p->count;
+  step.shortest = (uint32_t)(g->shortest - (g->positions - p->from - p->count));
+  b->store->place(b, g, &step);
+  step.seq_lens = TENSOR(whole ? b->seq_lens + g->first_member : p->lens, INT32, g->batch);
+  step.begin = TENSOR(whole ? b->begins + g->first_member : p->begins, INT32, g->batch);
+  if (g->trees) step.tree = TENSOR(b->masks + g->first, UINT32, g->batch, g->positions, 1);
+  return batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error);
+}
+
+/* Of rows [rows of the pass, heads, head_dim] those of a part: [members, positions, heads, head_dim]. */
+static vwd_tensor rows_of(const part *p, const void *rows, int dtype, int heads, int dim) {
+  const size_t row = (size_t)heads * (size_t)dim * (size_t)(dtype & 0xFF) / 8;
+  vwd_tensor t = TENSOR((const char *)rows + (size_t)(p->of->first + p->from) * row, dtype, p->of->batch, p->count, heads, dim);
+  t.strides[0] = (int64_t)p->of->positions * heads * dim;
+  return t;
+}
+
 static bool attend(void *context, const attention_call *call) {
   batch *b = context;
   const model_shape *s = &b->shape;
@@ -18,27 +56,19 @@ static bool attend(void *context, const attention_call *call) {
   for (int i = 0; i < count; i++) b->new_k[i] = float_to_half(call->k[i]), b->new_v[i] = float_to_half(call->v[i]);
   for (int i = 0; i < b->group_count; i++) {
     const group *g = &b->groups[i];
-    const int64_t rows = g->batch, positions = g->positions;
-    const size_t kv = (size_t)(g->first * s->kv_heads * s->head_dim), q = (size_t)(g->first * s->heads * s->head_dim);
-    if (call->layer == 0 || b->group_count > 1) { /* the decoder knows one step at a time */
-      vwd_decoder_step step = VWD_DECODER_STEP_INIT;
-      step.mode = g->mode;
-      step.positions = (uint32_t)positions;
-      step.shortest = (uint32_t)g->shortest;
-      b->store->place(b, g, &step);
-      step.seq_lens = TENSOR(b->seq_lens + g->first_member, INT32, rows);
-      step.begin = TENSOR(b->begins + g->first_member, INT32, rows);
-      if (g->trees) step.tree = TENSOR(b->masks + g->first, UINT32, rows, positions, 1);
-      if (!batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error)) return false;
+    for (int from = 0; from < g->positions; from += b->store->most_rows) {
+      const part p = part_of(b, g, from);
+      const bool is_only = b->group_count == 1 && p.count == g->positions;
+      if ((call->layer == 0 || !is_only) && !begin_step(b, &p)) return false; /* the decoder knows one step at a time */
+      vwd_decoder_attend_args args = VWD_DECODER_ATTEND_ARGS_INIT;
+      args.layer = (uint32_t)call->layer;
+      b->store->place_layer(b, call->layer, &args);
+      args.new_k = rows_of(&p, b->new_k, FLOAT16, s->kv_heads, s->head_dim);
+      args.new_v = rows_of(&p, b->new_v, FLOAT16, s->kv_heads, s->head_dim);
+      args.q = rows_of(&p, call->q, FLOAT32, s->heads, s->head_dim);
+      args.out = rows_of(&p, call->out, FLOAT32, s->heads, s->head_dim);
+      if (!batch_called(vwd_decoder_attend(b->decoder, &args, NULL), "vwd_decoder_attend", &b->error)) return false;
     }
-    vwd_decoder_attend_args args = VWD_DECODER_ATTEND_ARGS_INIT;
-    args.layer = (uint32_t)call->layer;
-    b->store->place_layer(b, call->layer, &args);
-    args.new_k = TENSOR(b->new_k + kv, FLOAT16, rows, positions, s->kv_heads, s->head_dim);
-    args.new_v = TENSOR(b->new_v + kv, FLOAT16, rows, positions, s->kv_heads, s->head_dim);
-    args.q = TENSOR(call->q + q, FLOAT32, rows, positions, s->heads, s->head_dim);
-    args.out = TENSOR(call->out + q, FLOAT32, rows, positions, s->heads, s->head_dim);
-    if (!batch_called(vwd_decoder_attend(b->decoder, &args, NULL), "vwd_decoder_attend", &b->error)) return false;
   }
   return true;
 }

@@ -11,7 +11,7 @@ typedef struct sequence sequence;
 typedef struct group group;
 
 typedef struct {
-  int most_rows; /* of a sequence in a pass */
+  int most_rows; /* of a sequence in a step of the decoder; a pass that has more of a prompt makes several steps in each layer */
 
   /* Makes the memory, and the decoder by options that lack what depends on the memory. */
   bool (*create)(batch *b, vwd_decoder_options *options, batch_error *error);
@@ -35,10 +35,8 @@ typedef struct {
   void (*place)(const batch *b, const group *g, vwd_decoder_step *step);
   void (*place_layer)(const batch *b, int layer, vwd_decoder_attend_args *args);
 
-  /* Moves the accepted nodes of a group's trees to where their texts have them. */
+  /* Moves the accepted nodes of a group's trees to where their texts have them, and sees to it that no summary of other nodes is read. */
   bool (*compact)(batch *b, const group *g, vwd_tensor path, vwd_tensor accepted);
-  /* The summaries from the first token that is not cached on are of nodes that were moved. */
-  void (*moved)(batch *b, sequence *s);
 
   void (*count)(const batch *b, batch_counters *out);
 } store;

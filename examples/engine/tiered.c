@@ -171,10 +171,8 @@ static int common(const int32_t *a, const int32_t *b, int count) {
   return n;
 }
 
-/* The tokens of a sequence that others may share: not those that sparse steps computed, nor such whose summaries are of nodes that moved. */
-static int known_tokens(const sequence *s) {
-  return smaller(s->how == BATCH_SPARSE ? smaller(s->cached, s->prompt) : s->cached, s->unsummarised);
-}
+/* The tokens of a sequence that others may share: not those that sparse steps computed. */
+static int known_tokens(const sequence *s) { return s->how == BATCH_SPARSE ? smaller(s->cached, s->prompt) : s->cached; }
 
 /* The sequence of the cache that has most of the text's first tokens, at least a page: their number, or 0. */
 static int find(const batch *b, const sequence *s, int *parent) {
@@ -231,7 +229,6 @@ static bool begin(batch *b, sequence *s, int parent, int shared) {
   if (parent != NONE) t->holders[parent].used = t->clock++;
   s->number = (int)number;
   s->is_new = true;
-  s->unsummarised = INT32_MAX;
   s->cached = shared;
   s->known = shared / PAGE_TOKENS;
   const int32_t forgotten = s->number;
@@ -313,13 +310,9 @@ static void leave(batch *b, sequence *s) {
 static int32_t add(batch *b, sequence *s, int n, uint32_t mode, int first, int count) {
   (void)count;
   b->numbers[n] = s->number;
-  int begins = smaller(first, s->unsummarised);
-  if (s->is_new && mode == VWD_DECODER_SPARSE) {
-    begins = smaller(begins, first - 1);
-    s->is_new = false;
-  }
-  s->unsummarised = INT32_MAX;
-  return begins;
+  if (!s->is_new || mode != VWD_DECODER_SPARSE) return first;
+  s->is_new = false;
+  return first - 1;
 }
 
 static void place(const batch *b, const group *g, vwd_decoder_step *step) {
@@ -328,18 +321,41 @@ static void place(const batch *b, const group *g, vwd_decoder_step *step) {
 
 static void place_layer(const batch *b, int layer, vwd_decoder_attend_args *args) { (void)b, (void)layer, (void)args; }
 
+/* Makes the summaries of blocks that accepted nodes have filled, by a step without tokens; the next pass makes that of the last block. It is too
+ * late for these: `begin` reaches as far back as the tails of all layers do, and where a pass has several groups, the first layers' tails have
+ * moved on when a later layer's step begins. And a sequence that ends has no next pass. */
+static bool summarise(batch *b, const group *g, const int32_t *accepted) {
+  const int32_t none[MAX_ROWS] = {0};
+  int32_t lens[MAX_ROWS];
+  bool filled = false;
+  for (int n = 0; n < g->batch; n++) {
+    const int root = b->roots[g->first_member + n];
+    lens[n] = root + 1 + accepted[n];
+    filled = filled || lens[n] / PAGE_TOKENS > root / PAGE_TOKENS;
+  }
+  if (!filled) return true;
+  vwd_decoder_step step = VWD_DECODER_STEP_INIT;
+  step.mode = VWD_DECODER_DENSE;
+  place(b, g, &step);
+  step.seq_lens = TENSOR(lens, INT32, g->batch);
+  step.q_lens = TENSOR(none, INT32, g->batch);
+  step.begin = TENSOR(b->roots + g->first_member, INT32, g->batch);
+  if (!batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error)) return false;
+  for (int l = b->o.dense_layers; l < b->shape.layers; l++) {
+    vwd_decoder_attend_args args = VWD_DECODER_ATTEND_ARGS_INIT;
+    args.layer = (uint32_t)l;
+    if (!batch_called(vwd_decoder_attend(b->decoder, &args, NULL), "vwd_decoder_attend", &b->error)) return false;
+  }
+  return true;
+}
+
 static bool compact(batch *b, const group *g, vwd_tensor path, vwd_tensor accepted) {
   vwd_kv_cache_compact_args args = VWD_KV_CACHE_COMPACT_ARGS_INIT;
   args.sequences = TENSOR(b->numbers + g->first_member, INT32, g->batch);
   args.bases = TENSOR(b->roots + g->first_member, INT32, g->batch);
   args.path = path;
   args.accepted = accepted;
-  return batch_called(vwd_kv_cache_compact(b->tiered->cache, &args, NULL), "vwd_kv_cache_compact", &b->error);
-}
-
-static void moved(batch *b, sequence *s) {
-  (void)b;
-  s->unsummarised = smaller(s->unsummarised, s->cached);
+  return batch_called(vwd_kv_cache_compact(b->tiered->cache, &args, NULL), "vwd_kv_cache_compact", &b->error) && summarise(b, g, accepted.data);
 }
 
 static void count(const batch *b, batch_counters *out) {
@@ -355,4 +371,4 @@ static void count(const batch *b, batch_counters *out) {
   out->known_pages = t->known_count;
 }
 
-const store tiered_store = {PAGE_TOKENS, create, release, enter, share, take, leave, publish, add, place, place_layer, compact, moved, count};
+const store tiered_store = {PAGE_TOKENS, create, release, enter, share, take, leave, publish, add, place, place_layer, compact, count};

@@ -58,10 +58,9 @@ bool trees_verify(batch *b, const group *g, const float *logits, draws *d, int w
   if (!b->store->compact(b, g, verify.path, verify.accepted)) return false;
 
   for (int n = 0; n < batch; n++) {
-    sequence *s = &b->slots[b->member_slot[first + n]];
+    const sequence *s = &b->slots[b->member_slot[first + n]];
     b->n.branched += is_branched(s);
     b->n.off_first += off_first(s, path + n * (width + 1), d->accepted[first + n]);
-    b->store->moved(b, s); /* the next step makes them again, of what was accepted */
   }
   return true;
 }

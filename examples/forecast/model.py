@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from gguf import GGUFReader
-from gguf.quants import dequantize
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 @dataclass
@@ -19,23 +16,19 @@ class Activations:
     values: torch.Tensor | None = None  # [T, KV heads, D]
 
 
-class Llama:
-    def __init__(self, path):
-        reader = GGUFReader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-        number = lambda name: fields[f"llama.{name}"]  # noqa: E731
-        self.layers, self.hidden = number("block_count"), number("embedding_length")
-        self.heads, self.kv_heads = number("attention.head_count"), number("attention.head_count_kv")
-        self.dim = self.hidden // self.heads
-        self.theta, self.epsilon = number("rope.freq_base"), number("attention.layer_norm_rms_epsilon")
-        self.weights = {t.name: torch.from_numpy(dequantize(t.data, t.tensor_type).copy()) for t in reader.tensors}
-        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-        self.tokenizer = Tokenizer(models.BPE({token: n for n, token in enumerate(fields["tokenizer.ggml.tokens"])}, merges))
-        digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+@dataclass
+class Shape:
+    """What a forecast has to know of a model."""
 
-    def tokens(self, text):
-        return torch.tensor(self.tokenizer.encode(text).ids)
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    theta: float
+
+    @property
+    def dim(self):
+        return self.hidden // self.heads
 
     def angles(self, positions):
         """Cosines and sines [T, D/2] of the rotary embedding."""
@@ -47,6 +40,28 @@ class Llama:
         cosine, sine = (a[:, None] for a in angles)
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack([a * cosine - b * sine, a * sine + b * cosine], -1).flatten(-2)
+
+
+class Llama(Shape):
+    def __init__(self, path):
+        from gguf import GGUFReader
+        from gguf.quants import dequantize
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        reader = GGUFReader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        number = lambda name: fields[f"llama.{name}"]  # noqa: E731
+        sizes = ("block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "rope.freq_base")
+        super().__init__(*map(number, sizes))
+        self.epsilon = number("attention.layer_norm_rms_epsilon")
+        self.weights = {t.name: torch.from_numpy(dequantize(t.data, t.tensor_type).copy()) for t in reader.tensors}
+        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+        self.tokenizer = Tokenizer(models.BPE({token: n for n, token in enumerate(fields["tokenizer.ggml.tokens"])}, merges))
+        digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+
+    def tokens(self, text):
+        return torch.tensor(self.tokenizer.encode(text).ids)
 
     @torch.no_grad()
     def run(self, tokens):

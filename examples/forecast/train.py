@@ -153,7 +153,7 @@ class Aims:
 
 
 def train_map(model, aims, rows_of, weight, steps, rate, random):
-    """A map [out, inputs] that starts as `weight`; rows_of are the inputs of each text's tokens."""
+    """A map [out, inputs] that starts as `weight`, and the loss of each step; rows_of are the inputs of each text's tokens."""
     # In inputs that are white, all directions learn at one rate.
     tokens = sum(map(len, rows_of))
     factor = torch.linalg.cholesky(ridge(torch.cat(rows_of), model.hidden) / tokens)
@@ -162,29 +162,34 @@ def train_map(model, aims, rows_of, weight, steps, rate, random):
     turned = ((weight * scale).double() @ factor).float().T.contiguous().requires_grad_()
     size = torch.zeros(model.kv_heads, 1, requires_grad=True)  # how sharp each head's distribution is, as a logarithm
     adam = torch.optim.Adam([{"params": [turned], "lr": rate * turned.detach().square().mean().sqrt().item()}, {"params": [size], "lr": 10 * rate}])
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    schedule, losses = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps), []
     for step in range(steps):
         aim, rows = aims[step % len(aims)], white[step % len(aims)]
         at = torch.randint(len(rows), (ROWS,), generator=random)
         loss = aim.loss(model, (rows[at] @ turned).unflatten(1, (model.kv_heads, -1)) * size.exp(), at)
+        losses.append(loss.item())
         adam.zero_grad()
         loss.backward()
         adam.step()
         schedule.step()
     turned = (turned.unflatten(1, (model.kv_heads, -1)) * size.exp()).flatten(1).detach()
-    return torch.linalg.solve_triangular(factor.T, turned.double(), upper=True).T.float().contiguous()
+    return torch.linalg.solve_triangular(factor.T, turned.double(), upper=True).T.float().contiguous(), losses
 
 
 def train(model, texts, starts, paths, steps, rate):
-    """Trains the maps of the files `starts`, without memory and with it, and writes them to `paths`."""
-    start, maps = [load_file(path) for path in starts], [{}, {}]
+    """
+    Trains the maps of the files `starts`, without memory and with it, and writes them to `paths`. Returns of both the mean loss over all maps, of the first
+    tenth of the steps and of the last one.
+    """
+    start, maps, losses = [load_file(path) for path in starts], [{}, {}], [[], []]
 
     def one(i):
         aims = [Aims(model, layers[i + 1]) for layers in texts]
         for memory in (False, True):
             rows_of = [inputs(layers[i].x, before(summed(model, layers[i + 1].q)) if memory else None) for layers in texts]
             name, random = f"layer.{i}.weight", torch.Generator().manual_seed(i)
-            maps[memory][name] = train_map(model, aims, rows_of, start[memory][name], steps, rate, random)
+            maps[memory][name], found = train_map(model, aims, rows_of, start[memory][name], steps, rate, random)
+            losses[memory].append(found)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -195,6 +200,9 @@ def train(model, texts, starts, paths, steps, rate):
         save_file(maps[memory], paths[memory], metadata={
             "format": "vanward.forecast", "version": "2", "flags": str(int(memory)), "layers": str(model.layers - 1),
             "input_dim": str(model.hidden), "q_heads": str(model.kv_heads), "head_dim": str(model.dim)})
+    part = math.ceil(steps / 10)
+    mean = lambda found: sum(map(sum, found)) / sum(map(len, found))  # noqa: E731
+    return [(mean([of_map[:part] for of_map in found]), mean([of_map[-part:] for of_map in found])) for found in losses]
 
 
 # --- what lists hold --------------------------------------------------------------------------------------------------
@@ -337,8 +345,8 @@ def main():
                 fit(session, model, texts, paths["vector" + more], lambda q: summed(model, q), bool(memory))
             say("closed form")
             both = lambda name: [paths[name], paths[f"{name}-memory"]]  # noqa: E731
-            train(model, texts, both("vector"), both("trained"), o.steps, o.rate)
-            say("training")
+            losses = train(model, texts, both("vector"), both("trained"), o.steps, o.rate)
+            say("training; loss " + ", with memory ".join(f"{first:.4f} to {last:.4f}" for first, last in losses))
         show(compare(session, model, test, paths, o.rows))
         say("lists")
 

@@ -1,8 +1,9 @@
-// Repair in one launch of up to 8 rows, with keys and values of 128 channels whose tokens lie side by side in tiles, where each block has a
+// Repair in one launch, 8 rows at a time, with keys and values of 128 channels whose tokens lie side by side in tiles, where each block has a
 // partial of its own (repair variant decode128). It is the common case of repair_one_launch.cu; its time is the number of round trips to memory.
 //
 // Runs where lists have up to 256 entries and sequences up to 8192 blocks: src/ops/attention/device/choose.rs. Clusters are of any size up to 8.
-// Bytes, and what a cluster's CTAs send each other, are as in repair_one_launch.cu.
+// Bytes, and what a cluster's CTAs send each other, are as in repair_one_launch.cu. Of more rows, as several query positions have, each 8 are a work item,
+// for which the missed blocks are read once more, from the L2 cache: rows and their kept states are spread over more CTAs than a cluster for each list has.
 //
 // Each thread has one entry of either list. The blocks that the lists name are bits in shared memory: whether a partial serves, and whether a
 // block is missed, takes one word of them. What parameters alone locate is requested before the wait for the previous kernel: into the L2 cache,
@@ -329,7 +330,7 @@ __device__ inline void repair_decode128(const RepairParams &r) {
         hint[i] = load_hint(table + offset(min(i * THREADS + thread, hinted - 1), table_step));
     }
     // Two channels a thread: those that this CTA joins, from each CTA of the cluster.
-    const uint32 rows = pin_in_register(p.rows), channel_pairs = rows * HALF, log_channel_pairs = log2_ceil(channel_pairs), most_own = cta.share_of(1 << log_channel_pairs);
+    const uint32 row_begin = pin_in_register(first_row(p, item)), rows = pin_in_register(rows_of(p, item)), channel_pairs = rows * HALF, log_channel_pairs = log2_ceil(channel_pairs), most_own = cta.share_of(1 << log_channel_pairs);
     const auto begin_of = [&](uint32 rank) { return min(cta.share_of(rank << log_channel_pairs), channel_pairs); };
     const uint32 begin = begin_of(cta.rank), own = begin_of(cta.rank + 1) - begin;
     if (thread == 0 && !cta.is_alone()) {
@@ -367,8 +368,9 @@ __device__ inline void repair_decode128(const RepairParams &r) {
     wait_for_previous_kernel();
 
     int32 selected_id, predicted_id, fact, slot;
-    // A loop of one turn, which the compiler cannot know: it puts no instruction that waits for one of these loads between them.
-    uint32 turns_left = pin_in_register(p.row_blocks.value);
+    // A loop of one turn, since each block has a partial of its own, which the compiler cannot know: it puts no instruction that waits for one of
+    // these loads between them.
+    uint32 turns_left = pin_in_register(r.entries.value);
 #pragma unroll 1
     do {
         selected_id = load_word(selected_at);
@@ -378,7 +380,7 @@ __device__ inline void repair_decode128(const RepairParams &r) {
     } while (--turns_left);
     // What depends on none of these loads is computed while they are on their way.
     // A warp copies a row; rows that do not exist are copies of the first.
-    const RowPlace query_place = place_of_row(p, item, warp < rows ? warp : 0);
+    const RowPlace query_place = place_of_row(p, item, row_begin + (warp < rows ? warp : 0));
     const char *const query = pin_in_register(p.q.at(item.seq, query_place.position, query_place.head) + lane % 16 * 16);
     if (lane < 16) copy_16(shared_address(queries) + warp * Compute::QUERY_PITCH + lane * 16, query);
     end_copies();
@@ -442,7 +444,6 @@ __device__ inline void repair_decode128(const RepairParams &r) {
     const int32 seen_end = p.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
     const int32 seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
     uint32 is_fully_seen = 0;  // bit n: stage n
-    bool is_unsure = missed && hinted;
     const auto load = [&](uint32 tile, uint32 at) {
         if (tile % WARP == 0) tiles.find(reach, tile);
         const uint32 from = tile % WARP, row = __shfl_sync(FULL_WARP, tiles.row, from);
@@ -472,36 +473,36 @@ __device__ inline void repair_decode128(const RepairParams &r) {
         }
     };
 #pragma unroll 1
-    for (uint32 step = 0, at = 0;; step++) {
-        if (step == AHEAD) {
-            if (is_unsure) {
-                is_unsure = false;
-                const bool is_wrong = is_missed && is_guessed && pin_in_register(page) != guess;
-                if (is_wrong) own_block.page = page;
-                if (__syncthreads_or(is_wrong)) {
-                    wait_copies<0>();
-                    __syncwarp();
-                    step = ~0u;
-                    at = 0;
-                    continue;
-                }
-            }
-            wait_copies<AHEAD>();
-            int32 from;
-            uint32 seen;
-            reach.row(p, kept.row.position, from, seen);
-            // A row that sees nothing starts from nothing, whatever was kept.
-            if (seen)
-                kept.join([&](uint32 n) {
-                    if (!r.exact) return true;
-                    const uint32 id = lists.predicted[n], before = lists.predicted[n ? n - 1 : 0];
-                    return bool(id != NO_BLOCK & (before != id || n == 0) & lists.of_selected.has(id != NO_BLOCK ? id : 0));
-                });
-            if (count) {
-                compute.read_reach(item, reach, 0);
-                compute.template queries_to_registers<WARP_ROWS>(shared_address(queries));
-            }
+    for (bool is_unsure = missed && hinted;; is_unsure = false) {
+#pragma unroll 1
+        for (uint32 step = 0; step < AHEAD; step++) {
+            if (step < count) load(step, step);
+            end_copies();
         }
+        if (!is_unsure) break;
+        const bool is_wrong = is_missed && is_guessed && pin_in_register(page) != guess;
+        if (is_wrong) own_block.page = page;
+        if (!__syncthreads_or(is_wrong)) break;
+        wait_copies<0>();
+        __syncwarp();
+    }
+    wait_copies<AHEAD>();
+    int32 from;
+    uint32 seen;
+    reach.row(p, kept.row.position, from, seen);
+    // A row that sees nothing starts from nothing, whatever was kept.
+    if (seen)
+        kept.join([&](uint32 n) {
+            if (!r.exact) return true;
+            const uint32 id = lists.predicted[n], before = lists.predicted[n ? n - 1 : 0];
+            return bool(id != NO_BLOCK & (before != id || n == 0) & lists.of_selected.has(id != NO_BLOCK ? id : 0));
+        });
+    if (count) {
+        compute.read_reach(item, reach, 0);
+        compute.template queries_to_registers<WARP_ROWS>(shared_address(queries));
+    }
+#pragma unroll 1
+    for (uint32 step = AHEAD, at = AHEAD % STAGES;; step++) {
         if (step >= STAGES) {
             if (step - STAGES >= count) break;
             wait_copies<STAGES - 1>();
@@ -564,12 +565,12 @@ __device__ inline void repair_decode128(const RepairParams &r) {
     }
     if (cta.is_alone()) __syncthreads();
     // Written here, where nothing waits for it.
-    if (r.missed.data && cta.rank == 0 && thread == 0) as<int32>(r.missed.at(item.seq, item.position, item.head)) = missed;
+    if (r.missed.data && cta.rank == 0 && thread == 0 && item.row_block == 0) as<int32>(r.missed.at(item.seq, item.position, item.head)) = missed;
 #pragma unroll 1
     for (uint32 n = thread; n < own; n += THREADS) {
         const uint32 row = (begin + n) / HALF, channel = (begin + n) % HALF * 2;
         // Computed while the states are on their way.
-        const RowPlace place = place_of_row(p, item, row);
+        const RowPlace place = place_of_row(p, item, row_begin + row);
         char *const out = pin_in_register(p.out.at(item.seq, place.position, place.head, channel));
         if (!cta.is_alone()) lists.from_cluster.wait(0);
         float2 acc[LARGEST_CLUSTER];

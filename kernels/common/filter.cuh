@@ -1,11 +1,13 @@
 // The filters of a row, by a CTA of DRAW_THREADS threads: src/ops/draw/filter.rs defines them and computes them on the CPU.
 //
 // A group is 256 neighbouring tokens, a strip for each lane of a warp. The largest number of each is known, so that a warp reads just the
-// groups that matter: those with a number at or above a bound. Few tokens stay of most rows. A guess below the bound, from the groups' largest
-// numbers for top-k and from the mass for top-p, collects candidates; if they have what the filter wants, the bound is one of them, whatever
-// the guess was. Otherwise the bound is found among all numbers from the guess on, digit by digit of its key.
+// groups that matter: those with a number at or above a bound. Few tokens stay of most rows. For top-k a guess below the bound, from the groups' largest
+// numbers, collects candidates; if they are as many as are wanted, the bound is one of them, whatever the guess was. Otherwise the bound is found
+// among all numbers from the guess on, digit by digit of its key. For top-p the pass that adds up the mass finds the first digit, too, among numbers
+// from a guess on that the groups' largest numbers give. Then candidates are collected: all that have that digit or a larger one if they seem to be few,
+// or else those that have it.
 //
-//   [min-p] ── top-k: collect ── [digits] ── top-p: [mass ── collect] ── [digits] ── sums of segments
+//   [min-p] ── top-k: collect ── [digits] ── top-p: [mass and a digit ── collect] ── [digits] ── sums of segments
 //
 // A row has few warps, and each waits for one step after the other: what reads much does little, loads go before what they are for, and what follows
 // from candidates is computed by some lanes for each of them, or a thread for each of their strips. All passes are made at one place of the code.
@@ -32,6 +34,7 @@ struct FilterShared {
         uint32 count[2][DIGITS];  // low and high words
     };
     uint32 candidate_count, strip_count, open_count;
+    uint64 stays;  // the mass that top-p wants
     uint64 counts[2][DRAW_WARPS];
     SegmentSum segment[MOST_SEGMENTS];
 };
@@ -39,10 +42,11 @@ struct FilterShared {
 // The filters of one row. A Source has row, scale, kept, top_k(), top_p() and clean(first, x), which makes what cannot be drawn `none`.
 template <typename Source> struct Filter {
     // What a pass does with the numbers that it reads.
-    enum Pass : uint32 { FIND_LARGEST, COLLECT, SUM_MASS, COUNT_DIGITS, SUM_SEGMENTS };
+    enum Pass : uint32 { FIND_LARGEST, COLLECT, COLLECT_DIGIT, SUM_MASS, COUNT_DIGITS, SUM_SEGMENTS };
     // What is done before a pass, or instead of one.
     enum Step : uint32 {
-        MIN_P, TOP_K, TOP_K_COLLECTED, TOP_P, TOP_P_SUMMED, TOP_P_COLLECTED, TOP_P_WEIGHED, BOUND, DIGIT, DIGIT_COUNTED, SEGMENTS, STRIPS, DONE
+        MIN_P, TOP_K, TOP_K_COLLECTED, TOP_P, TOP_P_SUMMED, TOP_P_COLLECTED, TOP_P_WEIGHED, BOUND, DIGIT, DIGIT_COUNTED, DIGIT_COLLECTED, SEGMENTS,
+        STRIPS, DONE
     };
 
     DrawShared &draw;
@@ -53,9 +57,10 @@ template <typename Source> struct Filter {
     uint32 groups, group_words;  // groups, and their keys with those past the last one, which are 0
     uint32 least;      // key of the smallest number that can be drawn, or more
     uint32 from;       // the key from which on the pass reads groups
+    uint32 counted;    // the key from which on digits are counted
     bool wants_mass;   // the bound is wanted for a mass, and not for a number of tokens
     bool is_complete;  // every token that stays is a candidate
-    uint64 wanted;     // tokens or mass that stay
+    uint64 wanted;     // tokens or mass that stay, of those that have the digits which are known
     uint64 mass;       // what the pass has summed
     uint32 key, known;   // digits of the bound's key, and which of its bits are known
     uint32 place, bits;  // the next digit: its lowest bit, and how many it has; 0 before the first one
@@ -63,7 +68,8 @@ template <typename Source> struct Filter {
     __device__ Filter(DrawShared &draw, FilterShared &shared, Source &source)
         : draw(draw), shared(shared), source(source), kept(source.kept), none(source.scale.none()), groups((source.row.tokens + GROUP - 1) / GROUP),
           group_words((groups + DRAW_THREADS - 1) / DRAW_THREADS * DRAW_THREADS),
-          least(key_of(none) + 1), from(least), wants_mass(false), is_complete(false), wanted(0), mass(0), key(0), known(0), place(0), bits(0) {}
+          least(key_of(none) + 1), from(least), counted(least), wants_mass(false), is_complete(false), wanted(0), mass(0), key(0), known(0),
+          place(0), bits(0) {}
 
     // --- one pass over the row -------------------------------------------------------------------------------------------------------
 
@@ -75,35 +81,34 @@ template <typename Source> struct Filter {
         for (uint32 base = warp; base < groups; base += WARP * DRAW_WARPS) {
             const uint32 mine = base + lane * DRAW_WARPS;
             uint32 open = __ballot_sync(FULL_WARP, mine < groups && shared.group[mine] >= from);
-            // The next groups load while one is visited.
+            // The next groups load while one is visited. Each has registers of its own: to move what is still loading would wait for it.
             AnyStrip ahead[AHEAD] = {};
             uint32 group[AHEAD];
-#pragma unroll
-            for (uint32 n = 0; n < AHEAD; ++n) group[n] = MOST_GROUPS;
-#pragma unroll 1
-            while (true) {
-                const AnyStrip loaded = ahead[0];
-                const uint32 now = group[0];
-                uint32 more = open;
-#pragma unroll
-                for (uint32 n = 1; n < AHEAD; ++n) ahead[n - 1] = ahead[n], group[n - 1] = group[n], more |= group[n] < MOST_GROUPS;
-                uint32 &next = group[AHEAD - 1];
-                next = open ? base + (__ffs(open) - 1) * DRAW_WARPS : MOST_GROUPS;
+            const auto load = [&](uint32 n) {
+                group[n] = open ? base + (__ffs(open) - 1) * DRAW_WARPS : MOST_GROUPS;
                 open &= open - 1;
-                if (next < MOST_GROUPS) ahead[AHEAD - 1].load(source.row, next * GROUP + lane * STRIP, source.scale.is_weights);
-                if (now == MOST_GROUPS) {
-                    if (!more) break;
-                    continue;
+                if (group[n] < MOST_GROUPS) ahead[n].load(source.row, group[n] * GROUP + lane * STRIP, source.scale.is_weights);
+            };
+#pragma unroll
+            for (uint32 n = 0; n < AHEAD; ++n) load(n);
+#pragma unroll 1
+            while (group[0] < MOST_GROUPS) {
+#pragma unroll
+                for (uint32 n = 0; n < AHEAD; ++n) {
+                    if (group[n] == MOST_GROUPS) continue;
+                    float x[STRIP];
+                    ahead[n].widen(source.row.type, x);
+                    const uint32 now = group[n];
+                    load(n);
+                    source.clean(now * GROUP + lane * STRIP, x);
+                    kept.apply(x, none);
+                    visit(pass, now, x);
                 }
-                float x[STRIP];
-                loaded.widen(source.row.type, x);
-                source.clean(now * GROUP + lane * STRIP, x);
-                kept.apply(x, none);
-                visit(pass, now, x);
             }
         }
     }
-    __device__ uint64 mass_of(float x) const { return __float2ull_rz(__fmul_rn(kept.scale.weight(x, kept.largest), ONE)); }
+    __device__ static uint64 mass_of_weight(float w) { return __float2ull_rz(__fmul_rn(w, ONE)); }
+    __device__ uint64 mass_of(float x) const { return mass_of_weight(kept.scale.weight(x, kept.largest)); }
     // The key of the largest of 16 bytes of numbers, of what can be drawn or not.
     __device__ uint32 key_of_four(const uint4 &four) const {
         const uint32 words[] = {four.x, four.y, four.z, four.w};
@@ -203,19 +208,34 @@ template <typename Source> struct Filter {
             if (threadIdx.x % WARP == 0) shared.group[group] = best;
             return;
         }
-        if (best < from) return;
+        if (pass == COLLECT_DIGIT) {
+            if (best < from) return;
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e) {
+                const uint32 number = key_of(x[e]);
+                if (number < from || (number & known) != key) continue;
+                const uint32 at = atomicAdd(&shared.candidate_count, 1);
+                if (at < MOST_CANDIDATES) shared.candidate.key[at] = number;
+            }
+            return;
+        }
+        if (best < counted && pass != SUM_MASS) return;
+        float w[STRIP];
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e) w[e] = x[e];
+        if (wants_mass) kept.scale.weigh(w, kept.largest);
+        // What is dropped weighs nothing.
+#pragma unroll
+        for (uint32 e = 0; e < STRIP && pass == SUM_MASS; ++e) mass += mass_of_weight(w[e]);
+        if (shared.group[group] < counted) return;
 #pragma unroll
         for (uint32 e = 0; e < STRIP; ++e) {
             const uint32 number = key_of(x[e]);
-            if (number < from) continue;
-            const uint64 has = wants_mass ? mass_of(x[e]) : 1;
-            if (pass == SUM_MASS) {
-                mass += has;
-            } else if ((number & known) == key) {
-                const uint32 digit = number >> place & ((1u << bits) - 1), low = uint32(has);
-                const uint32 high = uint32(has >> 32) + (atomicAdd(&shared.count[0][digit], low) + low < low);
-                if (high) atomicAdd(&shared.count[1][digit], high);
-            }
+            if (number < counted || (number & known) != key) continue;
+            const uint64 has = wants_mass ? mass_of_weight(w[e]) : 1;
+            const uint32 digit = number >> place & ((1u << bits) - 1), low = uint32(has);
+            const uint32 high = uint32(has >> 32) + (atomicAdd(&shared.count[0][digit], low) + low < low);
+            if (high) atomicAdd(&shared.count[1][digit], high);
         }
     }
 
@@ -289,6 +309,9 @@ template <typename Source> struct Filter {
         for (uint32 n = threadIdx.x; n < shared.candidate_count; n += DRAW_THREADS)
             shared.candidate.mass[n] = mass_of(number_of(shared.candidate.key[n]));
     }
+    __device__ void forget_candidates() {
+        if (threadIdx.x == 0) shared.candidate_count = shared.strip_count = shared.open_count = 0;
+    }
     // Whether all candidates are here. Those past the last one then have nothing, so that loops go through several at a time.
     __device__ bool close_candidates() const {
         const uint32 count = shared.candidate_count, n = threadIdx.x;
@@ -319,22 +342,33 @@ template <typename Source> struct Filter {
         };
         return max(bisect(0, 0xffffffffu, 16, wanted + wanted / 4 + 8, count), least);
     }
-    // What has less than this has in all less than may be dropped. NaN where it is not known.
-    __device__ float guess_for_top_p(uint64 all) const {
-        const float share = float(all - wanted) / (ONE * source.row.tokens);
-        return kept.scale.is_weights ? kept.largest * share : kept.largest + __log2f(share) / kept.scale.c - 1e-3f;
+    // A key such that the tokens below it have in all less than may be dropped: the mass is at least that of the groups' largest numbers.
+    __device__ uint32 guess_for_top_p(float p) {
+        uint64 least_mass = 0;
+        for (uint32 n = threadIdx.x; n < groups; n += DRAW_THREADS)
+            if (shared.group[n] >= from) least_mass += mass_of(number_of(shared.group[n]));
+        const float share = (1.0f - fmaxf(p, 0.0f)) * float(cta_sum(draw, least_mass)) / (ONE * source.row.tokens);
+        const float guess = kept.scale.is_weights ? kept.largest * share * 0.999f : kept.largest + __log2f(share) / kept.scale.c - 1e-3f;
+        return guess == guess ? max(key_of(guess), from) : from;
     }
-    // Sets the next digit, of up to 11 bits. The first one begins where numbers from `from` on differ, so that few of them share a value of it: threads that add
-    // to the same word wait for each other.
+    // Whether the tokens of the known digits and above are likely to be few enough for candidates, if they lie anywhere.
+    __device__ bool seems_few() const {
+        uint32 open = 0;
+        for (uint32 n = threadIdx.x; n < groups; n += DRAW_THREADS) open += shared.group[n] >= key;
+        return float(uint32(cta_sum(draw, open))) <= groups * (1.0f - __expf(-float(MOST_CANDIDATES) / groups));
+    }
+    // Sets the next digit, of up to 11 bits, and that nothing is counted of it. The first one begins where numbers from `counted` on differ, so that few of
+    // them share a value of it: threads that add to the same word wait for each other.
     __device__ void begin_digit() {
         if (!bits) {
             const uint32 high = key_of(kept.largest);
-            place = WARP - __clz(from ^ high);
+            place = WARP - __clz(counted ^ high);
             known = place < WARP ? 0xffffffffu << place : 0, key = high & known;
         }
         bits = min(place, 11u), place -= bits;
+        for (uint32 n = threadIdx.x; n < DIGITS; n += DRAW_THREADS) shared.count[0][n] = shared.count[1][n] = 0;
     }
-    // Takes the next digit of the bound's key; true where the bound is found.
+    // Takes the next digit of the bound's key; true where the bound is found. `bits` is 0 where the guess was too high.
     __device__ bool take_digit() {
         // A thread has eight digits; thread 0 has the largest.
         const auto count = [&](uint32 digit) { return uint64(shared.count[1][digit]) << 32 | shared.count[0][digit]; };
@@ -345,8 +379,8 @@ template <typename Source> struct Filter {
         uint64 before = cta_sum_before(draw, mine, total);
         if (total < wanted) {
             // Fewer than top-k: all stay. Otherwise the guess was too high.
-            if (from == bound_key()) return true;
-            from = bound_key(), bits = 0;
+            if (counted == bound_key()) return true;
+            counted = bound_key(), bits = 0;
             return false;
         }
         if (before < wanted && wanted <= before + mine) {
@@ -442,7 +476,7 @@ template <typename Source> struct Filter {
                 wanted = k;
                 reads = k > 0;
                 if (reads) from = guess_for_top_k();
-                if (threadIdx.x == 0) shared.candidate_count = shared.strip_count = shared.open_count = 0;
+                forget_candidates();
                 pass = COLLECT, step = k ? TOP_K_COLLECTED : TOP_P;
                 break;
             case TOP_K_COLLECTED:
@@ -454,6 +488,7 @@ template <typename Source> struct Filter {
                 from = bound_key(), mass = 0, wants_mass = true;
                 reads = p < 1.0f && !is_complete;
                 if (p < 1.0f && is_complete) weigh_candidates();
+                if (reads) counted = guess_for_top_p(p), begin_digit();
                 pass = SUM_MASS, step = p < 1.0f ? TOP_P_SUMMED : SEGMENTS;
                 break;
             case TOP_P_SUMMED: {
@@ -461,23 +496,17 @@ template <typename Source> struct Filter {
                 if (is_complete) all = warp_sum(had_from(from));
                 else cta_sum_before(draw, mass, all);
                 wanted = min(max(__double2ull_rz(ceil(__dmul_rn(double(fmaxf(p, 0.0f)), double(all)))), uint64(1)), all);
-                const float guess = guess_for_top_p(all);
-                reads = !is_complete && guess == guess;
-                if (reads) from = max(key_of(guess), from);
-                if (reads && threadIdx.x == 0) shared.candidate_count = shared.strip_count = shared.open_count = 0;
-                pass = COLLECT, step = is_complete ? TOP_P_WEIGHED : reads ? TOP_P_COLLECTED : DIGIT;
+                if (threadIdx.x == 0) shared.stays = wanted;
+                reads = false;
+                step = is_complete ? BOUND : DIGIT_COUNTED;
                 break;
             }
             case TOP_P_COLLECTED:
-                reads = false;
                 is_complete = close_candidates();
-                if (is_complete) weigh_candidates();
-                step = is_complete ? TOP_P_WEIGHED : DIGIT;
-                break;
-            case TOP_P_WEIGHED:
-                reads = false;
-                is_complete = warp_sum(had_from(from)) >= wanted;
-                step = is_complete ? BOUND : DIGIT;
+                reads = !is_complete;
+                if (is_complete) weigh_candidates(), wanted = shared.stays;
+                else __syncthreads(), forget_candidates();
+                pass = COLLECT_DIGIT, step = is_complete ? BOUND : DIGIT_COLLECTED;
                 break;
             case BOUND:
                 reads = false;
@@ -485,14 +514,29 @@ template <typename Source> struct Filter {
                 step = wants_mass ? SEGMENTS : TOP_P;
                 break;
             case DIGIT:
+                from = counted;
                 begin_digit();
-                for (uint32 n = threadIdx.x; n < DIGITS; n += DRAW_THREADS) shared.count[0][n] = shared.count[1][n] = 0;
                 pass = COUNT_DIGITS, step = DIGIT_COUNTED;
                 break;
-            case DIGIT_COUNTED:
+            case DIGIT_COUNTED: {
+                const bool is_found = take_digit();
+                reads = !is_found && wants_mass && bits;
+                if (is_found) bits = 0;
+                step = is_found ? wants_mass ? SEGMENTS : TOP_P : DIGIT;
+                if (!reads) break;
+                from = counted = key;
+                forget_candidates();
+                pass = seems_few() ? COLLECT : COLLECT_DIGIT, step = pass == COLLECT ? TOP_P_COLLECTED : DIGIT_COLLECTED;
+                break;
+            }
+            case DIGIT_COLLECTED:
                 reads = false;
-                step = !take_digit() ? DIGIT : wants_mass ? SEGMENTS : TOP_P;
-                if (step != DIGIT) bits = 0;
+                step = DIGIT;
+                if (!close_candidates()) break;
+                weigh_candidates();
+                __syncthreads();
+                kept.bound = bound_among_candidates(bound_key());
+                step = SEGMENTS;
                 break;
             case SEGMENTS:
                 from = bound_key();

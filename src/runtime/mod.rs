@@ -8,6 +8,7 @@ pub mod host;
 pub mod log;
 mod memory;
 mod placed;
+mod recorder;
 mod timer;
 
 use crate::abi::{
@@ -26,6 +27,7 @@ use cuda::{Cuda, Enqueue, Family, Role};
 use log::{Level, Log};
 pub use memory::Memory;
 pub use placed::Placed;
+pub use recorder::{Recorder, Recording};
 use std::ffi::c_void;
 pub use timer::Timer;
 

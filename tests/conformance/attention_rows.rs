@@ -22,6 +22,7 @@ pub const CASES: &[Case] = cases![
     a_shared_list_gives_what_lists_that_repeat_it_give,
     repair_superset_of_rows_covers_predicted_and_selected_blocks,
     repair_exact_of_rows_covers_the_selected_blocks_alone,
+    repair_of_many_positions_of_any_share_missed_agrees_with_the_formula,
     repair_exact_of_rows_attends_again_groups_with_a_block_predicted_in_vain,
     merge_of_rows_with_a_sink_is_attention_with_that_sink,
     merge_keeps_its_precision_where_maxima_are_large,
@@ -258,8 +259,13 @@ impl<'b> Prediction<'b> {
     }
 
     pub fn of(backend: &'b Backend, rng: &mut Rng, spec: Spec) -> Prediction<'b> {
-        let mut model = Model::random(rng, spec.with_partials(backend));
         let (share, keep) = (rng.pick(&[0.0, 0.3, 0.9]), rng.pick(&[0.0, 0.5, 0.9, 1.0]));
+        Prediction::missing(backend, rng, spec, share, keep)
+    }
+
+    /// A prediction of a share of the blocks, of which a part is selected, beside others.
+    pub fn missing(backend: &'b Backend, rng: &mut Rng, spec: Spec, share: f64, keep: f64) -> Prediction<'b> {
+        let mut model = Model::random(rng, spec.with_partials(backend));
         let predicted = model.ids(rng, share);
         let other = model.ids(rng, share);
         let mut selected = predicted.clone();
@@ -339,18 +345,54 @@ fn repair_superset_of_rows_covers_predicted_and_selected_blocks(backend: &Backen
 fn repair_exact_of_rows_covers_the_selected_blocks_alone(backend: &Backend) {
     rounds(40, |rng| {
         let case = Prediction::random(backend, rng, 8);
-        let spec = &case.model.spec;
-        let (first, repaired) = (Results::new(backend, rng, spec), Results::new(backend, rng, spec));
-        let kept = partials(backend, rng, spec, case.lists[0].cap);
-        case.placed.attend(&vwd_attention_args { partials: partials_of(&kept), ..case.attention(0, &first) });
-        let call = case.repair(VWD_REPAIR_EXACT, &repaired);
-        case.placed.call_repair(&vwd_repair_args { predicted_partials: partials_of(&kept), ..call });
-        case.check(true, &repaired);
-        // Bit for bit on the CPU only.
-        if !backend.is_cuda() {
-            let direct = Results::new(backend, rng, spec);
-            case.placed.attend(&case.attention(1, &direct));
-            assert_eq!(repaired.bits(), direct.bits(), "{spec:?}");
+        check_exact(backend, rng, &case);
+    });
+}
+
+/// EXACT from a partial for each block. Returns the results of attention to the predicted list.
+fn check_exact<'b>(backend: &'b Backend, rng: &mut Rng, case: &Prediction<'b>) -> Results<'b> {
+    let spec = &case.model.spec;
+    let (first, repaired) = (Results::new(backend, rng, spec), Results::new(backend, rng, spec));
+    let kept = partials(backend, rng, spec, case.lists[0].cap);
+    case.placed.attend(&vwd_attention_args { partials: partials_of(&kept), ..case.attention(0, &first) });
+    let call = case.repair(VWD_REPAIR_EXACT, &repaired);
+    case.placed.call_repair(&vwd_repair_args { predicted_partials: partials_of(&kept), ..call });
+    case.check(true, &repaired);
+    // Bit for bit on the CPU only.
+    if !backend.is_cuda() {
+        let direct = Results::new(backend, rng, spec);
+        case.placed.attend(&case.attention(1, &direct));
+        assert_eq!(repaired.bits(), direct.bits(), "{spec:?}");
+    }
+    first
+}
+
+/// As drafts have them: rows of each number that fills a block of a kernel, or does not, of sequences of random lengths, of whose blocks nothing,
+/// something or everything was predicted, and all, some or none of that was selected.
+fn repair_of_many_positions_of_any_share_missed_agrees_with_the_formula(backend: &Backend) {
+    rounds(4, |rng| {
+        for dim in [64, 128, 256] {
+            for (share, keep) in [(0.9, 1.0), (0.9, 0.95), (0.5, 0.5), (0.5, 0.0), (0.0, 0.5)] {
+                // Partials of wide heads fit the shared memory of CUDA for few rows.
+                let few = rng.pick(&[(2, 1), (2, 4), (8, 1)]);
+                let many = (rng.pick(&[3, 4, 9, 16]), rng.pick(&[1, 4, 7]));
+                let (positions, group) = if dim > 128 { few } else { many };
+                let (page, block) = rng.pick(&[(64, 64), (16, 16), (64, 16)]);
+                let (batch, kv_heads, positions) = (rng.pick(&[1, 2]), rng.pick(&[1, 3]), Some(positions));
+                let kv_type = rng.pick(&[F16, BF16]);
+                let (sinks, cap) = (rng.one_in(3), rng.one_in(4).then_some(5.0));
+                let (window, q_lens) = (rng.pick(&[0, 0, 70]), rng.one_in(2));
+                let (value_dim, lists, most) = (dim, Lists::Shared, 250);
+                let shape =
+                    Spec { batch, kv_heads, group, dim, value_dim, page, block, most, positions, ..Spec::default() };
+                let spec = Spec { q_type: kv_type, kv_type, lists, sinks, cap, window, q_lens, aligned: true, ..shape };
+                let case = Prediction::missing(backend, rng, spec, share, keep);
+                let first = check_exact(backend, rng, &case);
+                let superset = Results::new(backend, rng, &case.model.spec);
+                let call = case.repair(VWD_REPAIR_SUPERSET, &superset);
+                case.placed.call_repair(&vwd_repair_args { predicted_state: state_of(&first.state), ..call });
+                case.check(false, &superset);
+            }
         }
     });
 }

@@ -34,6 +34,7 @@ pub const CASES: &[Case] = cases![
     attention_by_general_agrees_with_the_formula,
     attention_to_float32_queries_is_that_to_rounded_ones_on_tensor_cores,
     repair_by_decode128_agrees_with_the_formula,
+    repair_by_decode128_of_many_rows_agrees_with_the_formula,
     repair_by_verify128_agrees_with_the_formula,
     repair_by_verify128_of_more_lists_than_clusters_agrees_with_the_formula,
     repair_by_one_launch_agrees_with_the_formula,
@@ -451,6 +452,40 @@ fn few_rows(rng: &mut Rng) -> Spec {
 
 fn repair_by_decode128_agrees_with_the_formula(backend: &Backend) {
     repair(backend, "decode128", HOPPER_AND_LATER, 1, 10, few_rows);
+}
+
+/// More than eight rows a list: blocks of eight, the last of which may have fewer.
+fn more_rows(rng: &mut Rng) -> Spec {
+    let (positions, group) = rng.pick(&[
+        (None, 12),
+        (None, 40),
+        (Some(3), 3),
+        (Some(4), 4),
+        (Some(9), 1),
+        (Some(9), 4),
+        (Some(5), 7),
+        (Some(16), 4),
+        (Some(3), 13),
+    ]);
+    let (batch, kv_heads) = rng.pick(&[(1, 1), (1, 8), (2, 2), (3, 23)]);
+    let spec = in_whole_tiles(rng);
+    let lists = if positions.is_none() && spec.lists == Lists::Own { Lists::Shared } else { spec.lists };
+    let most = if batch > 2 { 60 } else { 300 };
+    Spec {
+        positions,
+        group,
+        batch,
+        kv_heads,
+        lists,
+        q_lens: spec.q_lens && positions.is_some(),
+        slots: false,
+        most,
+        ..spec
+    }
+}
+
+fn repair_by_decode128_of_many_rows_agrees_with_the_formula(backend: &Backend) {
+    repair(backend, "decode128", HOPPER_AND_LATER, 1, 10, more_rows);
 }
 
 fn repair_by_verify128_agrees_with_the_formula(backend: &Backend) {

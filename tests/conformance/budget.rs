@@ -15,6 +15,7 @@ pub const CASES: &[Case] = cases![
     budget_of_another_shape_is_refused_by_what_differs,
     budget_that_exceeds_its_limit_is_refused_with_what_it_needs,
     budget_of_another_device_is_refused,
+    budget_is_profiled_on_the_default_stream_and_in_sessions_that_check_or_delay,
 ];
 pub const ON_THE_CPU: &[Case] = cases![
     budget_files_with_any_bit_changed_are_refused,
@@ -106,7 +107,7 @@ fn tiny() -> vwd_budget_options {
         local_blocks: 1,
         max_draft: 2,
         samples: 1,
-        limit_bytes: 256 << 10,
+        limit_bytes: 112 << 10,
         ..args()
     };
     options.contexts[..2].copy_from_slice(&[16, 50]);
@@ -233,6 +234,25 @@ fn budget_that_exceeds_its_limit_is_refused_with_what_it_needs(backend: &Backend
     assert!(profile(backend, &vwd_budget_options { limit_bytes: needed, ..tiny() }).is_ok());
 }
 
+/// The default stream cannot be captured, and neither can checks that wait for the device.
+fn budget_is_profiled_on_the_default_stream_and_in_sessions_that_check_or_delay(backend: &Backend) {
+    let mut options = vwd_budget_options { max_draft: 1, limit_bytes: 64 << 10, ..tiny() };
+    (options.contexts, options.batches, options.ratios) = ([0; 16], [0; 8], [0.0; 8]);
+    (options.contexts[0], options.batches[0], options.ratios[0]) = (50, 1, 1.0);
+    let mut budget = null_mut();
+    // SAFETY: the arguments are valid.
+    assert_ok(unsafe { vwd_budget_profile(backend.session(), &options, null_mut(), &mut budget) });
+    let mut sessions = vec![backend.checking()];
+    if backend.is_cuda() {
+        sessions.push(backend.delaying(3));
+    }
+    let measured = |on: &Backend| profile(on, &options).unwrap_or_else(|_| panic!("{}", last_error()));
+    for budget in [Budget(budget)].into_iter().chain(sessions.iter().map(measured)) {
+        let answer = budget.ask(&question(50, 1));
+        assert!(answer.select_us > 0.0 && answer.prr_gain > 0.0);
+    }
+}
+
 /// Beside a GPU the other device is the CPU; beside the CPU it is one with more threads.
 fn budget_of_another_device_is_refused(backend: &Backend) {
     let (one, two) = (Backend::cpu(1), Backend::cpu(2));
@@ -283,7 +303,7 @@ fn budget_files_that_do_not_fit_the_format_are_refused_with_the_reason(backend: 
     let path = folder.file("budget");
     profile(backend, &tiny()).expect("a profile").save(&path);
     let whole = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
-    assert!(whole.contains(r#""format":"vanward.budget","version":"2""#), "{whole}");
+    assert!(whole.contains(r#""format":"vanward.budget","version":"3""#), "{whole}");
     let refuse = |from: &str, to: &str, pieces: &[&str]| {
         let bytes = std::fs::read(&path).unwrap();
         let at = bytes.windows(from.len()).position(|piece| piece == from.as_bytes()).expect("the text");
@@ -295,9 +315,10 @@ fn budget_files_that_do_not_fit_the_format_are_refused_with_the_reason(backend: 
         assert_fails(status, VWD_ERROR_IO, &[&["changed: "], pieces].concat());
     };
     refuse("vanward.budget", "vanward.gadget", &["\"format\" is \"vanward.gadget\"; expected vanward.budget"]);
-    refuse("\"version\":\"2\"", "\"version\":\"3\"", &["\"version\" is \"3\"; expected 2"]);
-    let again = "expected 2, which has times of each strategy: profile again";
-    refuse("\"version\":\"2\"", "\"version\":\"1\"", &["\"version\" is \"1\"; ", again]);
+    refuse("\"version\":\"3\"", "\"version\":\"4\"", &["\"version\" is \"4\"; expected 3"]);
+    let again = "expected 3, which has times of each strategy in a graph: profile again";
+    refuse("\"version\":\"3\"", "\"version\":\"1\"", &["\"version\" is \"1\"; ", again]);
+    refuse("\"version\":\"3\"", "\"version\":\"2\"", &["\"version\" is \"2\"; ", again]);
     refuse("\"max_draft\":\"2\"", "\"max_draft\":\"0\"", &["\"max_draft\" is \"0\"; expected 1 to 31"]);
     refuse("\"max_draft\":\"2\"", "\"max_draft\":\"3\"", &["dense: shape [2, 2, 3]; expected [2, 2, 4]"]);
     refuse("\"k\":\"3\"", "\"k\":\"4\"", &["\"checksum\" is ", "the checksum of what is in the file"]);

@@ -330,12 +330,38 @@ bool Attention::update_late(const std::vector<std::pair<const Node *, const Laye
     return true;
 }
 
-bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {
-    const int64_t count = static_cast<int64_t>(batch.groups.size()), rows = batch.rows;
+vwd_tensor Attention::queries_of(const Node &node, const Batch &batch) const {
     const int64_t element = static_cast<int64_t>(node.q->nb[0]);
-    const int64_t q_row = static_cast<int64_t>(node.q->nb[1]) / element, q_head = static_cast<int64_t>(node.q->nb[2]) / element;
+    const int64_t row = static_cast<int64_t>(node.q->nb[1]) / element, head = static_cast<int64_t>(node.q->nb[2]) / element;
+    const char *data = static_cast<const char *>(node.q->data) + batch.first_row * row * element;
+    return view(data, node.q->type, {static_cast<int64_t>(batch.groups.size()), batch.rows, node.query_heads, node.head_dim},
+                {row * batch.row_step, row, head, 1});
+}
+
+bool Attention::select(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {
+    const int64_t count = static_cast<int64_t>(batch.groups.size()), cap = batch.most_blocks;
+    const vwd_index index = index_of(node, layer, batch);
+    ids_.grow(static_cast<size_t>(count * node.kv_heads * cap));
+    counts_.grow(static_cast<size_t>(count * node.kv_heads));
+    vwd_select_blocks_args select = VWD_SELECT_BLOCKS_ARGS_INIT;
+    select.method = options.method == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
+    select.block_size = static_cast<uint32_t>(block_);
+    select.k = static_cast<uint32_t>(cap);
+    select.init_blocks = static_cast<uint32_t>(std::min(INIT_BLOCKS, cap));
+    select.local_blocks = static_cast<uint32_t>(std::min(local_blocks(), cap - select.init_blocks));
+    select.scale = node.scale;
+    select.index = &index;
+    select.q = queries_of(node, batch);
+    select.seq_lens = ints(batch.at.lens, {count});
+    select.budgets = ints(batch.at.budgets, {count});
+    select.selected.ids = ints(ids_.data(), {count, node.kv_heads, cap});
+    select.selected.counts = ints(counts_.data(), {count, node.kv_heads});
+    return vwd_select_blocks(session, &select, memory_.stream) == VWD_OK || failed("vwd_select_blocks");
+}
+
+bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session, bool is_selected) {
+    const int64_t count = static_cast<int64_t>(batch.groups.size()), rows = batch.rows;
     const int64_t out_row = node.query_heads * node.value_dim;
-    const char *q_data = static_cast<const char *>(node.q->data) + batch.first_row * q_row * element;
     float *out_data = static_cast<float *>(node.out->data) + batch.first_row * out_row;
 
     vwd_paged_kv kv = VWD_PAGED_KV_INIT;
@@ -350,7 +376,7 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
     args.kv = &kv;
     args.scale = node.scale;
     args.soft_cap = node.soft_cap;
-    args.q = view(q_data, node.q->type, {count, rows, node.query_heads, node.head_dim}, {q_row * batch.row_step, q_row, q_head, 1});
+    args.q = queries_of(node, batch);
     args.out = view(out_data, GGML_TYPE_F32, {count, rows, node.query_heads, node.value_dim},
                     {out_row * batch.row_step, out_row, node.value_dim, 1});
     if (node.sinks != nullptr) {
@@ -358,34 +384,19 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
     }
 
     if (batch.sparse) {
-        vwd_index index = index_of(node, layer, batch);
-        const int64_t cap = batch.most_blocks;
         if (batch.is_behind() && !batch.is_late) {
+            const vwd_index index = index_of(node, layer, batch);
             const vwd_index_update_args update = update_of(index, node, batch);
             if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
                 return failed("vwd_index_update");
             }
         }
-        ids_.grow(static_cast<size_t>(count * node.kv_heads * cap));
-        counts_.grow(static_cast<size_t>(count * node.kv_heads));
-        vwd_select_blocks_args select = VWD_SELECT_BLOCKS_ARGS_INIT;
-        select.method = options.method == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
-        select.block_size = static_cast<uint32_t>(block_);
-        select.k = static_cast<uint32_t>(cap);
-        select.init_blocks = static_cast<uint32_t>(std::min(INIT_BLOCKS, cap));
-        select.local_blocks = static_cast<uint32_t>(std::min(local_blocks(), cap - select.init_blocks));
-        select.scale = node.scale;
-        select.index = &index;
-        select.q = args.q;
-        select.seq_lens = kv.seq_lens;
-        select.budgets = ints(batch.at.budgets, {count});
-        select.selected.ids = ints(ids_.data(), {count, node.kv_heads, cap});
-        select.selected.counts = ints(counts_.data(), {count, node.kv_heads});
-        if (vwd_select_blocks(session, &select, memory_.stream) != VWD_OK) {
-            return failed("vwd_select_blocks");
+        if (!is_selected && !select(node, layer, batch, session)) {
+            return false;
         }
-        args.block_size = select.block_size;
-        args.list = select.selected;
+        args.block_size = static_cast<uint32_t>(block_);
+        args.list.ids = ints(ids_.data(), {count, node.kv_heads, batch.most_blocks});
+        args.list.counts = ints(counts_.data(), {count, node.kv_heads});
     }
     if (vwd_attention(session, &args, memory_.stream) != VWD_OK) {
         return failed("vwd_attention");

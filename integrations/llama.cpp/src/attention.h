@@ -95,8 +95,10 @@ class Attention {
     bool can_be_late(const Batch &batch) const;
     /** Room for the summaries of as many pages as the cache has. */
     void make_room(const Node &node, const Cache &cache, Layer &layer) const;
-    /** Enqueues update, unless it is late, selection and attention. */
-    bool attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
+    /** Enqueues selection into the lists that the next `attend` reads. */
+    bool select(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
+    /** Enqueues update, unless it is late, selection, unless it is enqueued already, and attention. */
+    bool attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session, bool is_selected = false);
     /** Enqueues the late update of a batch in these layers. */
     bool update_late(const std::vector<std::pair<const Node *, const Layer *>> &layers, const Batch &batch, vwd_session *session);
     /** What both would enqueue, but for what the node says. */
@@ -124,6 +126,7 @@ class Attention {
     vwd_tensor cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch) const;
     Form form_of(const Node &node) const;
     vwd_index index_of(const Node &node, const Layer &layer, const Batch &batch) const;
+    vwd_tensor queries_of(const Node &node, const Batch &batch) const;
     /** The update of an index; the struct refers to it. */
     vwd_index_update_args update_of(const vwd_index &index, const Node &node, const Batch &batch) const;
 

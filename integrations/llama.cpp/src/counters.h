@@ -7,6 +7,7 @@
 #define VANWARD_GGML_COUNTERS(X)                                                                                               \
     X(sparse, "attentions over selected blocks")                                                                               \
     X(dense, "attentions over every visible token")                                                                            \
+    X(selected_beside, "selections on a GPU that were enqueued as soon as the queries were, beside the layer's keys and values") \
     X(writes, "writes of keys or values")                                                                                      \
     X(passed, "attentions passed to ggml because of what the mask holds, or after an error")                                   \
     X(errors, "calls into Vanward that failed")                                                                                \

@@ -20,6 +20,8 @@ std::atomic<int> latest_threads{1};
  * the parts cost more than attention saves.
  */
 bool leaves_to_ggml() { return options.threads == 0 && latest_threads > 1 && !shares_threads(); }
+/** Whether it is certain that none is left to ggml for its threads, even in a context that has not computed yet. */
+bool never_leaves_to_ggml() { return options.threads > 0 || shares_threads(); }
 
 /** Names, not numbers: the numbers of operations differ between releases. */
 bool is_op(const ggml_tensor *op, const char *name) { return strcmp(ggml.ggml_op_name(op->op), name) == 0; }
@@ -68,6 +70,24 @@ bool takes_write(const ggml_tensor *op, char kind) {
     return false;
 }
 
+/**
+ * Whether keys lie in a cache that no graph was seen to write: a state was restored into it. llama.cpp clears a new cache, and asks
+ * then whether flash attention is the CPU's.
+ */
+bool is_restored(const Node &node) {
+    const ggml_tensor *keys = node.keys;
+    if (keys->data == nullptr || keys->buffer == nullptr || !ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(keys->buffer))) {
+        return false;
+    }
+    const char *first = static_cast<const char *>(node.k->data);
+    for (int stream = 0; stream < node.streams; ++stream, first += node.k->nb[3]) {
+        if (std::any_of(first, first + node.k->nb[1], [](char byte) { return byte != 0; })) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool takes_attention(const ggml_tensor *op) {
     Node node;
     std::atomic<uint64_t> *reason = take_apart(op, node);
@@ -78,8 +98,9 @@ bool takes_attention(const ggml_tensor *op) {
             cache->rows_in_use = node.k->ne[1];
             cache->writes_alone = 0;
         }
+        const bool is_early = cache == nullptr && !(never_leaves_to_ggml() && is_restored(node));
         reason = node.rows * node.streams > options.rows           ? &counters.declined_rows
-                 : cache == nullptr                                ? &counters.declined_early
+                 : is_early                                        ? &counters.declined_early
                  : node.k->ne[1] <= options.dense_below_on(false)  ? &counters.declined_short
                  : leaves_to_ggml()                                ? &counters.declined_threads
                                                                    : nullptr;

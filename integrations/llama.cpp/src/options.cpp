@@ -113,6 +113,10 @@ std::string read_options(Options &o) {
         o.graphs = text == "on";
         return o.graphs || text == "off";
     });
+    read("VANWARD_GGML_BESIDE", "on or off", [&](const std::string &text) {
+        o.beside = text == "on";
+        return o.beside || text == "off";
+    });
     number("VANWARD_GGML_CHECK", "0 or 1", 0, 1, o.check);
     return error;
 }

@@ -34,6 +34,8 @@ struct Options {
     std::string backend;
     /** Whether steps on a GPU are captured and replayed. */
     bool graphs = true;
+    /** Whether a layer's selection on a GPU runs beside its keys and values, where it does not need them. */
+    bool beside = true;
     /** Whether everything is checked against plain loops; for tests. */
     bool check = false;
 

@@ -5,6 +5,7 @@
 #include "cuda.h"
 #include "ggml-backend-impl.h"
 #include "ggml_calls.h"
+#include "operations.h"
 #include "options.h"
 #include "watch.h"
 
@@ -22,24 +23,6 @@ namespace {
 constexpr size_t OWN_TENSORS = 4096;
 /** Most rows of a product with chosen experts' quantised weights that ggml-cuda never waits in, on any GPU. */
 constexpr int64_t EXPERT_ROWS = 4;
-
-enum class Kind : uint8_t { unknown, attention, write, rotation, experts, other };
-
-Kind kind_of(const ggml_tensor *op) {
-    static std::atomic<Kind> kinds[256];
-    const size_t number = static_cast<size_t>(op->op) & 255;
-    Kind kind = kinds[number].load(std::memory_order_relaxed);
-    if (kind == Kind::unknown) {
-        const char *name = ggml.ggml_op_name(op->op);
-        kind = strcmp(name, "FLASH_ATTN_EXT") == 0 ? Kind::attention
-               : strcmp(name, "SET_ROWS") == 0     ? Kind::write
-               : strcmp(name, "ROPE") == 0         ? Kind::rotation
-               : strcmp(name, "MUL_MAT_ID") == 0   ? Kind::experts
-                                                   : Kind::other;
-        kinds[number].store(kind, std::memory_order_relaxed);
-    }
-    return kind;
-}
 
 /** ggml_cgraph, which backends are given and no public header declares: as ggml 0.25 … 0.27 have it. */
 struct Graph {
@@ -61,9 +44,6 @@ bool has_graphs_so(ggml_context *memory) {
     return reinterpret_cast<char *>(ggml.ggml_graph_nodes(made)) == reinterpret_cast<const char *>(graph) + sizeof(Graph) &&
            graph->size == 8 && graph->n_nodes == 0 && graph->nodes == ggml.ggml_graph_nodes(made) && graph->uid == 0;
 }
-
-/** Whether a tensor is there before the graph is computed. */
-bool is_input(const ggml_tensor *tensor) { return strcmp(ggml.ggml_op_name(tensor->op), "NONE") == 0; }
 
 /** Adds the time in which it lives to a counter. */
 class Timed {
@@ -224,7 +204,8 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
                 continue;
             }
             node.find_stream();
-            cuts_.push_back({i, node, 0, nullptr});
+            const int from = cuts_.empty() ? 0 : cuts_.back().index + 1;
+            cuts_.push_back({i, node, end_of_queries(nodes, from, i, node.q), 0, nullptr});
         } else if ((kind == Kind::write || kind == Kind::rotation) && layer_number(op->view_src, 'k') >= 0) {
             std::shared_ptr<Cache> cache = find_cache(op->view_src);
             if (cache == nullptr || !cache->has_sequences()) {
@@ -385,7 +366,25 @@ const std::vector<Batch> &Wrapper::batches_of(const Cut &cut) const {
     return attention_->is_sparse(*cut.layer) ? plan.sparse : plan.dense;
 }
 
-bool Wrapper::attend(const Cut &cut) {
+bool Wrapper::selects_beside(const Cut &cut) const {
+    const std::vector<Batch> &batches = batches_of(cut);
+    // Several batches would write their lists to the same memory.
+    return options.beside && cut.queries_end > 0 && batches.size() == 1 && batches[0].is_late;
+}
+
+bool Wrapper::select_beside(const Cut &cut) {
+    std::lock_guard<std::mutex> guard(plans_[cut.plan].cache->mutex);
+    try {
+        enter();
+        const bool done = attention_->select(cut.node, *cut.layer, batches_of(cut)[0], gpu_.session());
+        counters.selected_beside += done;
+        return done;
+    } catch (const std::exception &error) {
+        return failed(error);
+    }
+}
+
+bool Wrapper::attend(const Cut &cut, bool is_selected) {
     Plan &plan = plans_[cut.plan];
     if (plan.placed.empty()) {
         return false;
@@ -395,7 +394,7 @@ bool Wrapper::attend(const Cut &cut) {
     try {
         enter();
         for (const Batch &batch : batches_of(cut)) {
-            done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session());
+            done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session(), is_selected);
             if (options.check && done) {
                 attention_->check_results(cut.node, batch);
                 if (!batch.is_late) {
@@ -476,6 +475,7 @@ Description Wrapper::describe_calls() const {
         calls.add(cut.index);
         calls.add(cut.node.q->data);
         calls.add(cut.node.values->data);
+        calls.add(selects_beside(cut));
         for (const Batch &batch : batches_of(cut)) {
             attention_->describe(*cut.layer, batch, calls);
         }
@@ -524,6 +524,7 @@ bool Wrapper::run_captured(ggml_cgraph *graph) {
     if (way == Way::replay) {
         counters.replayed += 1;
         for (const Cut &cut : cuts_) {
+            counters.selected_beside += selects_beside(cut);
             for (const Batch &batch : batches_of(cut)) {
                 (batch.sparse ? counters.sparse : counters.dense) += 1;
             }
@@ -640,9 +641,18 @@ void Wrapper::forget() {
 ggml_status Wrapper::run(ggml_cgraph *graph) {
     int next = 0;
     for (const Cut &cut : cuts_) {
-        ggml_status status = pass(graph, next, cut.index);
+        ggml_status status = GGML_STATUS_SUCCESS;
+        bool is_selected = false;
+        if (selects_beside(cut)) {
+            status = pass(graph, next, cut.queries_end);
+            next = cut.queries_end;
+            is_selected = status == GGML_STATUS_SUCCESS && select_beside(cut);
+        }
+        if (status == GGML_STATUS_SUCCESS) {
+            status = pass(graph, next, cut.index);
+        }
         next = cut.index + 1;
-        if (status == GGML_STATUS_SUCCESS && !attend(cut)) {
+        if (status == GGML_STATUS_SUCCESS && !attend(cut, is_selected)) {
             if (is_capturing_) {
                 return GGML_STATUS_FAILED;
             }

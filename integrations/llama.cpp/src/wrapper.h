@@ -61,6 +61,8 @@ class Wrapper {
     struct Cut {
         int index;
         Node node;
+        /** Behind the node that makes the queries, if the attention waits for others that follow it; otherwise 0. */
+        int queries_end;
         size_t plan;
         Layer *layer;
     };
@@ -101,7 +103,11 @@ class Wrapper {
     /** Whether the step is ggml's, as all sequences are short: as far as is known without reading inputs, and by the plans. */
     bool is_left_unseen();
     bool is_left();
-    bool attend(const Cut &cut);
+    /** Whether the attention's selection can begin before the layer's keys and values are there. */
+    bool selects_beside(const Cut &cut) const;
+    /** Enqueues it, for which the wrapped backend does not wait. */
+    bool select_beside(const Cut &cut);
+    bool attend(const Cut &cut, bool is_selected);
     /** Whether the step updates summaries at its end. */
     bool is_late() const;
     /** Enqueues these updates. */

@@ -5,7 +5,7 @@
  *
  * score   decodes a text with each token given, and prints the loss, the top tokens and what Vanward counted
  * steps   the same, a number of tokens for each line on stdin: for timing programs side by side. With state=FILE the prompt's state is read from
- *         that file, or written to it if there is none
+ *         that file, or written to it if there is none, without its last `unsaved` tokens, which are computed in any case
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
  * restore steps of a sequence, whose saved state then replaces one of the same length, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
@@ -16,6 +16,7 @@
  *         Lines `host` have what the host spent in a step on a GPU
  * memory  what the CPU and VANWARD0 report, before there is a model, and once it had a context
  * inputs  what the host writes into a mask, and what else does, through tests/apart_inputs.cpp in the backend of VANWARD_GGML_BACKEND; of no model
+ * nodes   which attentions Vanward takes, asked without a model
  * beside  the same times for a model on the devices stock=NAME,… and one on the others, by turns in one process; the options are as they are by
  *         default where variants do not say them
  */
@@ -29,7 +30,7 @@ int turns = 3;
 int ubatch = 512, warm = 8, traced = 5;
 int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 int embeds = 0, pooling = POOLING_OF_MODEL;
-int forget = 0;
+int forget = 0, unsaved = 0;
 int retries = 0; /* of batches that could not be computed, over the whole run */
 
 struct llama_model *model;
@@ -48,7 +49,7 @@ static void print_memory(void) {
 
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|restore|cases|embed|bench|beside|compare|memory|inputs [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|restore|cases|embed|bench|beside|compare|memory|inputs|nodes [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -58,7 +59,7 @@ int main(int argc, char **argv) {
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
                    {"ubatch", &ubatch}, {"warm", &warm}, {"traced", &traced}, {"unified", &unified}, {"sequences", &sequences},
                    {"swa_full", &swa_full}, {"random_text", &random_text}, {"pooling", &pooling}, {"retries", &retries}, {"turns", &turns},
-                   {"forget", &forget}};
+                   {"forget", &forget}, {"unsaved", &unsaved}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
@@ -103,6 +104,10 @@ int main(int argc, char **argv) {
             fail(play == NULL ? dlerror() : "an input was taken for another one");
         }
         print_counters();
+        return 0;
+    }
+    if (strcmp(command, "nodes") == 0) {
+        nodes();
         return 0;
     }
     if (strcmp(command, "memory") == 0) {

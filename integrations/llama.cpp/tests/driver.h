@@ -18,6 +18,7 @@ extern int ubatch, warm, traced;
 extern int type_k, flash, unified, sequences, swa_full, random_text;
 extern int embeds, pooling;
 extern int forget; /* the step before which `score` has Vanward forget its summaries; 0: none */
+extern int unsaved; /* the last tokens of a prompt, which its state lacks */
 extern int retries; /* of batches that could not be computed, over the whole run */
 
 extern struct llama_model *model;
@@ -53,6 +54,7 @@ double loss_of(const float *logits, llama_token token, int *top, float *lead);
 void score(bool by_line);
 void random_run(void);
 void restore(void);
+void nodes(void);
 void cases(void);
 void embed(void);
 

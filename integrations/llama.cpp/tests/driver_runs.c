@@ -41,15 +41,13 @@ void score(bool by_line) {
     }
     struct llama_context *context = new_context(model);
     struct llama_batch batch = llama_batch_init(512, 0, 1);
-    /* The last tokens of a prompt are computed in any case: Vanward waits for writes of a context. */
-    const int left = state_path != NULL ? 2 : 0;
     if (!read_state(context)) {
-        prefill(context, &batch, tokens, depth - left, 0);
+        prefill(context, &batch, tokens, depth - unsaved, 0);
         if (state_path != NULL) {
             write_state(context);
         }
     }
-    prefill_from(context, &batch, tokens, depth - left, depth, 0);
+    prefill_from(context, &batch, tokens, depth - unsaved, depth, 0);
     double loss = 0, spent = 0, wall = 0;
     int at = depth, *tops = malloc((size_t)count * sizeof *tops), wanted = count;
     float *leads = malloc((size_t)count * sizeof *leads);
@@ -258,6 +256,36 @@ void restore(void) {
     free(saved);
     llama_batch_free(batch);
     llama_free(context);
+}
+
+/* ---- nodes ---- */
+
+/* Which attentions Vanward's CPU device takes, each a line `taken NAME 0` or `1`: of a new cache, of one into which keys were restored, and of
+ * that by a model that selects tokens itself. The tensors are as llama.cpp makes them. */
+void nodes(void) {
+    enum { DIM = 64, HEADS = 6, KV_HEADS = 2, CELLS = 256, F16_BYTES = 2 };
+    void *device = ggml_backend_dev_by_name("Vanward");
+    struct ggml_context *context = ggml_init((struct ggml_init_params){.mem_size = 1 << 16, .no_alloc = true});
+    void *roots[2], *views[2];
+    for (int i = 0; i < 2; ++i) {
+        roots[i] = ggml_set_name(ggml_new_tensor_3d(context, TYPE_F16, DIM * KV_HEADS, CELLS, 1), i == 0 ? "cache_k_l0" : "cache_v_l0");
+    }
+    void *q = ggml_new_tensor_4d(context, TYPE_F32, DIM, 1, HEADS, 1), *mask = ggml_new_tensor_4d(context, TYPE_F16, CELLS, 1, 1, 1);
+    void *buffer = ggml_backend_alloc_ctx_tensors_from_buft(context, ggml_backend_cpu_buffer_type());
+    ggml_backend_buffer_clear(buffer, 0);
+    for (int i = 0; i < 2; ++i) {
+        const size_t head = DIM * F16_BYTES, row = KV_HEADS * head;
+        views[i] = ggml_permute(context, ggml_view_4d(context, roots[i], DIM, KV_HEADS, CELLS, 1, head, row, CELLS * row, 0), 0, 2, 1, 3);
+    }
+    void *attention = ggml_flash_attn_ext(context, q, views[0], views[1], mask, 0.125f, 0, 0);
+    printf("taken new %d\n", ggml_backend_dev_supports_op(device, attention));
+    ggml_backend_buffer_clear(buffer, 0x3c);
+    printf("taken restored %d\n", ggml_backend_dev_supports_op(device, attention));
+    ggml_flash_attn_ext_set_n_kv_max(attention, 64);
+    printf("taken trained %d\n", ggml_backend_dev_supports_op(device, attention));
+    print_counters();
+    ggml_backend_buffer_free(buffer);
+    ggml_free(context);
 }
 
 /* ---- cases ---- */

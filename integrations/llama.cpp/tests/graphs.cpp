@@ -1,8 +1,11 @@
-// The decision which steps are captured and replayed, and CUDA graphs on the emulated GPU: `llama-graphs decisions|captures`.
+// The decision which steps are captured and replayed, where a graph's queries are ready, and CUDA graphs on the emulated GPU:
+// `llama-graphs decisions|queries|captures`.
 
 #include "capture.h"
 #include "check.h"
 #include "cuda.h"
+#include "ggml_calls.h"
+#include "operations.h"
 #include "step.h"
 
 #include <dlfcn.h>
@@ -12,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <vector>
 
 using namespace vanward;
 
@@ -359,12 +363,33 @@ void captures() {
     cuda.cuGraphDestroy(captured[1]);
 }
 
+// --- where queries are ready ------------------------------------------------------------------------------------------------------
+
+void queries() {
+    ggml.ggml_op_name = [](ggml_op op) { return op == GGML_OP_VIEW ? "VIEW" : op == GGML_OP_PERMUTE ? "PERMUTE" : op == GGML_OP_ROPE ? "ROPE" : "MUL_MAT"; };
+    ggml_tensor product = {}, rotated = {}, view = {}, key = {}, scaled = {};
+    product.op = key.op = GGML_OP_MUL_MAT;
+    rotated.op = GGML_OP_ROPE;
+    view.op = GGML_OP_PERMUTE;
+    view.view_src = scaled.view_src = &rotated;
+    scaled.op = GGML_OP_SCALE;  // in place
+    auto end_of = [](std::vector<ggml_tensor *> nodes, int from, const ggml_tensor *q) { return end_of_queries(nodes.data(), from, static_cast<int>(nodes.size()), q); };
+    CHECK(end_of({&product, &rotated, &key, &view}, 0, &view) == 2);
+    CHECK(end_of({&product, &rotated, &key, &view}, 1, &view) == 2);
+    CHECK(end_of({&product, &key, &view}, 0, &product) == 1);
+    CHECK(end_of({&rotated, &scaled, &key, &view}, 0, &view) == 2);
+    // Those of another part of the graph, queries behind the keys, and none.
+    CHECK(end_of({&product, &rotated, &key, &view}, 2, &view) == 0);
+    CHECK(end_of({&key, &product, &rotated, &view}, 0, &view) == 0);
+    CHECK(end_of({}, 0, &view) == 0);
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
     if (argc != 2) {
         return 2;
     }
-    strcmp(argv[1], "captures") == 0 ? captures() : decisions();
+    strcmp(argv[1], "captures") == 0 ? captures() : strcmp(argv[1], "queries") == 0 ? queries() : decisions();
     return 0;
 }

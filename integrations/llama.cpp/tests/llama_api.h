@@ -57,6 +57,13 @@ struct llama_batch {
     int8_t *logits;
 };
 
+struct ggml_context;
+struct ggml_init_params {
+    size_t mem_size;
+    void *mem_buffer;
+    bool no_alloc;
+};
+
 #define LLAMA_CALLS(X)                                                                                                         \
     X(const char *, ggml_version, (void))                                                                                      \
     X(void, ggml_backend_load_all_from_path, (const char *folder))                                                             \
@@ -65,6 +72,22 @@ struct llama_batch {
     X(void *, ggml_backend_dev_by_name, (const char *name))                                                                    \
     X(void *, ggml_backend_reg_by_name, (const char *name))                                                                    \
     X(void *, ggml_backend_reg_get_proc_address, (void *registry, const char *name))                                           \
+    X(struct ggml_context *, ggml_init, (struct ggml_init_params parameters))                                                  \
+    X(void, ggml_free, (struct ggml_context * context))                                                                        \
+    X(void *, ggml_new_tensor_3d, (struct ggml_context * context, int type, int64_t, int64_t, int64_t))                        \
+    X(void *, ggml_new_tensor_4d, (struct ggml_context * context, int type, int64_t, int64_t, int64_t, int64_t))               \
+    X(void *, ggml_set_name, (void *tensor, const char *name))                                                                 \
+    X(void *, ggml_view_4d,                                                                                                    \
+      (struct ggml_context * context, void *of, int64_t, int64_t, int64_t, int64_t, size_t, size_t, size_t, size_t offset))    \
+    X(void *, ggml_permute, (struct ggml_context * context, void *of, int, int, int, int))                                     \
+    X(void *, ggml_flash_attn_ext,                                                                                             \
+      (struct ggml_context * context, void *q, void *k, void *v, void *mask, float scale, float max_bias, float soft_cap))     \
+    X(void, ggml_flash_attn_ext_set_n_kv_max, (void *attention, int32_t n_kv_max))                                             \
+    X(void *, ggml_backend_cpu_buffer_type, (void))                                                                            \
+    X(void *, ggml_backend_alloc_ctx_tensors_from_buft, (struct ggml_context * context, void *type))                           \
+    X(void, ggml_backend_buffer_clear, (void *buffer, uint8_t value))                                                          \
+    X(void, ggml_backend_buffer_free, (void *buffer))                                                                          \
+    X(bool, ggml_backend_dev_supports_op, (void *device, const void *op))                                                      \
     X(void, ggml_log_set, (void (*callback)(int, const char *, void *), void *context))                                        \
     X(void, llama_log_set, (void (*callback)(int, const char *, void *), void *context))                                       \
     X(struct model_params, llama_model_default_params, (void))                                                                 \

@@ -142,6 +142,26 @@ class WithRelease:
             self.assertGreater(out["sparse"], 0)
             self.assertGreater(out["stale"], 0)
 
+    def test_keys_of_a_restored_state_are_attended_to_at_once(self):
+        # Unless it is not known yet on how many threads ggml computes: then llama.cpp's first graph has ggml's attention, until it is built anew.
+        for options, is_taken in [({}, self.SHARES_THREADS), ({"THREADS": 1}, True)]:
+            state = BUILD / f"restored-{os.getpid()}.state"
+            options = {**self.COMMON, "DENSE_BELOW": 0, "BUDGET": "50%", **options}
+            arguments = {"random_text": 1, "depth": 150, "count": 20, "context": 1024, "state": state}
+            saved, restored = (run(self.release, self.tiny, options, "score", **arguments) for _ in range(2))
+            state.unlink()
+            self.assertEqual((saved["sparse"], restored["sparse"]), (4 * 20, 4 * 20 if is_taken else 0), options)
+            self.assertEqual(sum(restored[wrong] for wrong in ["wrong_summaries", "wrong_tokens", "wrong_outputs", "errors", "passed"]), 0)
+            if is_taken:
+                self.assertEqual((restored.loss, restored.tops), (saved.loss, saved.tops))
+
+    def test_new_caches_and_models_that_select_by_themselves_are_left_to_ggml(self):
+        # llama.cpp asks who computes attention before there are keys, and takes flash attention off where that is not the layer's device.
+        out = run(self.release, self.tiny, {"DENSE_BELOW": 0, "THREADS": 1}, "nodes")
+        taken = {name: int(is_taken) for name, is_taken in re.findall(r"^taken (\w+) (\d)$", out.text, re.MULTILINE)}
+        self.assertEqual(taken, {"new": 0, "restored": 1, "trained": 0})
+        self.assertEqual((out["declined_early"], out["declined_trained"]), (1, 1))
+
     @unittest.skipUnless(LONG, "make test-llama runs it")
     def test_random_operations_on_two_threads(self):
         self.random_operations(self.tiny, {"THREADS": 2}, 1000, 400, threads=2)
@@ -298,6 +318,7 @@ class OnEmulatedGpu(WithRelease):
     COMMON = {"DEVICES": "CPU", "DENSE_BELOW": 0, "CHECK": 1, "BLOCK": 16}
     GROWTH = 150
     SUMMARISED_APART = 1  # for all layers
+    SHARES_THREADS = True  # a GPU has no need of them
 
     def random_operations(self, model, options, operations, seed):
         super().random_operations(model, {**self.COMMON, **options}, operations, seed)
@@ -414,6 +435,16 @@ class OnEmulatedGpu(WithRelease):
         self.assertEqual(out["captured"] + out["updated"] + out["replayed"] + out["errors"], 0)
         self.assertEqual(out["eager"], 48)
 
+    def test_selection_beside_keys_and_values_gives_the_same_bits(self):
+        # Of 24 steps after 240 tokens those to token 240 and 256 begin a block; all others are late, in each of four layers. With 64 channels summaries are in INT4.
+        for model, options in [(self.tiny, {}), (self.tiny, {"METHOD": "minmax"}), (releases.tiny(BUILD, head_dim=64), {})]:
+            out = run(self.release, model, {**self.COMMON, **options, "CHECK": 0}, "compare", depth=240, count=24, sequences=2, random_text=1,
+                      variants="behind/BESIDE=off,beside/BESIDE=on")
+            found = re.findall(r"compare (\w+) depth 240 steps 24 sequences 2 logits_differ (\d+)", out.text)
+            self.assertEqual(found, [("behind", "0"), ("beside", "0")])
+            self.assertEqual(re.findall(r" selected_beside=(\d+)", out.text), [str(22 * 4)])  # after the second variant
+            self.assertEqual(out["errors"], 0)
+
     def test_free_memory_leaves_room_for_summaries(self):
         # Summaries by AXIS are in INT4 where heads have a multiple of 64 channels, and 16 bits otherwise. Before there is a context they may be either.
         for head_dim, options, shares in [
@@ -440,6 +471,7 @@ class OnEmulatedGpu(WithRelease):
     test_random_operations_around_the_threshold = None
     test_random_operations_on_two_threads = None
     test_several_threads_are_used_where_they_are_shared = None
+    test_new_caches_and_models_that_select_by_themselves_are_left_to_ggml = None
     test_a_wrong_option_is_refused_with_words_and_llama_goes_on = None
     test_teacher_forced_text_with_everything_selected_is_stock_or_better = None
     test_a_passkey_is_found_wherever_stock_finds_it = None
@@ -540,6 +572,9 @@ class Graphs(unittest.TestCase):
 
     def test_what_changes_a_step_is_noticed_and_equal_steps_are_replayed(self):
         self.play("decisions")
+
+    def test_queries_are_ready_behind_the_last_node_that_writes_them(self):
+        self.play("queries")
 
     def test_captures_are_updated_launched_and_given_up(self):
         self.play("captures")

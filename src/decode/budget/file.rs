@@ -10,9 +10,9 @@ use crate::decode::tensor_file::{self, Floats, Reader};
 use safetensors::Dtype;
 
 const FORMAT: &str = "vanward.budget";
-const VERSION: &str = "2";
-/// The version without times of a decoder's layer by each strategy.
-const WITHOUT_STRATEGIES: &str = "1";
+const VERSION: &str = "3";
+/// Versions whose times of strategies are absent, or those of launches.
+const OLDER: [&str; 2] = ["1", "2"];
 /// The most values of an axis of the grid.
 const LONGEST_AXIS: usize = 64;
 
@@ -50,9 +50,10 @@ pub fn save(path: &str, costs: &Costs) -> Result<()> {
 pub fn load(path: &str, shape: &Shape, device: &str) -> Result<Table> {
     let reader = Reader::open(path)?;
     reader.one_of("format", &[FORMAT])?;
-    if reader.field("version") == WITHOUT_STRATEGIES {
-        let expected = format!("{VERSION}, which has times of each strategy: profile again");
-        return Err(reader.refuse_field("version", WITHOUT_STRATEGIES, expected));
+    let version = reader.field("version");
+    if OLDER.contains(&version) {
+        let expected = format!("{VERSION}, which has times of each strategy in a graph: profile again");
+        return Err(reader.refuse_field("version", version, expected));
     }
     reader.one_of("version", &[VERSION])?;
     let mut sum = Checksum::new();

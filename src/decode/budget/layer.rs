@@ -254,8 +254,8 @@ impl Layer {
 
     // --- the calls -----------------------------------------------------------------------------------------------
 
-    /// Reads other keys and values.
-    pub fn flush(&self) -> Result<()> {
+    /// Reads other keys and values, all of them.
+    pub fn flush(&self, stream: vwd_stream) -> Result<()> {
         let Layer { plan, shape, .. } = self;
         if plan.flush_groups == 0 {
             return Ok(());
@@ -266,7 +266,12 @@ impl Layer {
         );
         let kv = vwd_paged_kv { page_table, seq_lens, ..self.kv(Point { context: 1, batch: 1 }) };
         let args = self.attention(Point { context: 1, batch: 1 }, 1);
-        attention::Request::with(&self.session, &args, &kv, |r| attention::run(&self.session, r, self.stream))
+        attention::Request::with(&self.session, &args, &kv, |r| attention::run(&self.session, r, stream))
+    }
+
+    /// Whether there is anything to read.
+    pub fn flushes(&self) -> bool {
+        self.plan.flush_groups > 0
     }
 
     pub fn flush_scratch(&self) -> Result<u64> {
@@ -480,21 +485,57 @@ impl Random {
 
     /// Writes values of −1 … 1; FP8 of below 2.
     fn fill(&mut self, memory: &Memory, offset: usize, dtype: DType, count: usize) -> Result<()> {
-        /// The number of values that are made at once.
-        const PIECE: usize = 1 << 20;
+        if dtype.is_float8() {
+            // Without the highest bit of the exponent a code is below 2, and no NaN.
+            let code = |random: &mut Random| (random.next() >> 24) as u8 & 0xbf;
+            return self.pieces(count, code, |at, codes| memory.write(offset + at, codes));
+        }
+        with_float!(dtype, T => {
+            let value = |random: &mut Random| T::from_f32(random.uniform());
+            self.pieces(count, value, |at, values| memory.write(offset + at * size_of::<T>(), values))
+        })
+    }
+
+    /// Gives `count` values piece by piece, each with the number of values before it. They are pieces of a pool, each from elsewhere in it: to
+    /// make every value would take longer than all that is timed.
+    fn pieces<T>(
+        &mut self,
+        count: usize,
+        make: impl Fn(&mut Random) -> T,
+        mut give: impl FnMut(usize, &[T]) -> Result<()>,
+    ) -> Result<()> {
+        let made = (0..count.min(POOL)).map(|_| make(self));
+        let pool: Vec<T> = collected(made, "the random values of a budget's profile")?;
         for begin in (0..count).step_by(PIECE) {
-            let (at, count) = (offset + begin * dtype.bytes(), PIECE.min(count - begin));
-            if dtype.is_float8() {
-                // Without the highest bit of the exponent a code is below 2, and no NaN.
-                let codes: Vec<u8> = (0..count).map(|_| (self.next() >> 24) as u8 & 0xbf).collect();
-                memory.write(at, &codes)?;
-            } else {
-                with_float!(dtype, T => {
-                    let values: Vec<T> = (0..count).map(|_| T::from_f32(self.uniform())).collect();
-                    memory.write(at, &values)?;
-                });
-            }
+            let length = PIECE.min(count - begin);
+            let from = if count > POOL { self.below(POOL - PIECE) } else { begin };
+            give(begin, &pool[from..][..length])?;
         }
         Ok(())
+    }
+}
+
+/// Values that are made, and those of a piece.
+const POOL: usize = 1 << 22;
+const PIECE: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_values_are_as_many_as_asked_for_and_no_piece_is_that_before_it() {
+        for count in [5, PIECE + 3, POOL, POOL + PIECE / 2] {
+            let mut values: Vec<u32> = vec![];
+            let give = |at: usize, piece: &[u32]| {
+                assert_eq!(at, values.len());
+                values.extend(piece);
+                Ok(())
+            };
+            Random(1).pieces(count, Random::next, give).expect("values");
+            assert_eq!(values.len(), count);
+            let pieces: Vec<&[u32]> = values.chunks(PIECE).collect();
+            assert!(pieces.windows(2).all(|two| two[0][..two[1].len()] != *two[1]), "{count} values");
+        }
     }
 }

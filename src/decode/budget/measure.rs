@@ -7,14 +7,15 @@ use super::table::{Kind, LEAST, Table};
 use crate::abi::vwd_stream;
 use crate::core::allocate::filled;
 use crate::core::status::Result;
-use crate::runtime::{Session, Timer};
+use crate::runtime::{Recorder, Session, Timer};
 use std::sync::Arc;
 
 pub fn measure(session: &Arc<Session>, options: &Options, stream: vwd_stream) -> Result<Table> {
     // First: it refuses a stream that captures.
     let timer = Timer::new(session, stream)?;
     let layer = Layer::new(session, stream, options, strategies::bytes(session, options, layer::pages(options)))?;
-    let meter = Meter { layer: &layer, timer: &timer, options };
+    let recorder = Recorder::create(session, layer.flush_scratch()?)?;
+    let meter = Meter { layer: &layer, timer: &timer, recorder: &recorder, options };
     let grid = &options.grid;
     let points = || {
         let batches = || grid.batches.iter().map(|&batch| batch as usize);
@@ -27,8 +28,9 @@ pub fn measure(session: &Arc<Session>, options: &Options, stream: vwd_stream) ->
     let mut times = [const { Vec::new() }; Kind::COUNT];
     for (n, at) in points().enumerate() {
         let mut of_kinds: Vec<Vec<f32>> = meter.times(at)?.into();
+        let rest = meter.rest()?;
         for kind in STRATEGIES {
-            of_kinds.push(meter.strategy(at, kind)?);
+            of_kinds.push(meter.strategy(at, kind, rest)?);
         }
         for (kind, of_point) in Kind::ALL.into_iter().zip(of_kinds) {
             if n == 0 {
@@ -43,6 +45,7 @@ pub fn measure(session: &Arc<Session>, options: &Options, stream: vwd_stream) ->
 struct Meter<'m> {
     layer: &'m Layer,
     timer: &'m Timer,
+    recorder: &'m Recorder,
     options: &'m Options,
 }
 
@@ -90,8 +93,19 @@ impl Meter<'_> {
         Ok([vec![select], vec![attend], guess, repair, dense.collect::<Result<_>>()?])
     }
 
-    /// The times of a decoder's layer, by ratio and share of missed blocks as the strategy has them.
-    fn strategy(&self, at: Point, kind: Kind) -> Result<Vec<f32>> {
+    /// The time of what is read after the layers of a trial, without the layers.
+    fn rest(&self) -> Result<f64> {
+        let (layer, layers) = (self.layer, strategies::layers(self.layer.session()));
+        if layer.session().cuda().is_none() || !layer.flushes() {
+            return Ok(0.0);
+        }
+        let read = |stream| (0..layers).try_for_each(|_| strategies::after_layer(layer, stream));
+        let recording = self.recorder.record(read)?;
+        Ok(self.time_after(|| self.flush_launches(), || recording.run(layer.stream, read))? as f64)
+    }
+
+    /// The times of a decoder's layer, by ratio and share of missed blocks as the strategy has them. `rest`: what is read after the layers.
+    fn strategy(&self, at: Point, kind: Kind, rest: f64) -> Result<Vec<f32>> {
         let (layer, Options { shape, grid, .. }) = (self.layer, self.options);
         let count = grid.inner(kind).iter().product();
         if !strategies::takes(layer.session(), shape, kind) {
@@ -102,8 +116,11 @@ impl Meter<'_> {
         let is_forced = |id: i32| (id as usize) < shape.init_blocks || id as usize + last_blocks >= blocks;
         let ratios = if kind == Kind::Serial { &grid.ratios[..1] } else { &grid.ratios };
         for &ratio in ratios {
-            let trial = Trial::new(self.timer, layer, kind, ratio, at)?;
-            let time = || self.time_after(|| trial.begin().and_then(|()| self.flush_launches()), || trial.run());
+            let trial = Trial::new(self.timer, self.recorder, layer, kind, ratio, at)?;
+            let time = || -> Result<f32> {
+                let all = self.time_after(|| trial.begin().and_then(|()| self.flush_launches()), || trial.run())?;
+                Ok(((all as f64 - rest) / strategies::layers(layer.session()) as f64).max(LEAST) as f32)
+            };
             if matches!(kind, Kind::Serial | Kind::Foreseen) {
                 times.push(time()?);
                 continue;
@@ -120,12 +137,12 @@ impl Meter<'_> {
     /// Reads other keys and values, for longer than the launches of a layer's calls take.
     fn flush_launches(&self) -> Result<()> {
         let times = if self.layer.session().cuda().is_some() { 3 } else { 1 };
-        (0..times).try_for_each(|_| self.layer.flush())
+        (0..times).try_for_each(|_| self.layer.flush(self.layer.stream))
     }
 
     /// The median of the samples, in microseconds, after one that does not count.
     fn time(&self, call: impl Fn() -> Result<u64>) -> Result<f32> {
-        self.time_after(|| self.layer.flush(), || call().map(|_| ()))
+        self.time_after(|| self.layer.flush(self.layer.stream), || call().map(|_| ()))
     }
 
     fn time_after(&self, before: impl Fn() -> Result<()>, call: impl Fn() -> Result<()>) -> Result<f32> {

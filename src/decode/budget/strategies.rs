@@ -1,11 +1,14 @@
-//! A layer of a decoder's step by each strategy, as it runs in an engine: selection on a branch beside attention, and what either costs the
+//! Layers of a decoder's step by each strategy, as they run in an engine: selection on a branch beside attention, and what either costs the
 //! other.
 //!
 //!   SERIAL                  attend of layer 0
 //!   PRR, by scores          attend of layer 0, whose past scores predict the wanted share of the selection
 //!   PRR foreseen, FORESEEN  foresee of layer 1 ─ attend of layer 0, whose list is there ─ the end of layer 1's selection
 //!
-//! Layers follow each other without anything between them, so that the selection of layer 1 has no more time than attention of layer 0.
+//! On CUDA several such layers are captured in one graph, as engines capture a step: calls that are launched one by one also wait for the host,
+//! and streams for each other's events. After each layer other keys and values are read, as weights are in a model, so that the next one finds
+//! nothing in caches. That begins when the selection of layer 1 is done, which has no more time than attention of layer 0: in a model it runs
+//! beside matrix products, too, and slows these down.
 
 use super::layer::{Layer, Point};
 use super::options::{Options, Shape};
@@ -13,16 +16,29 @@ use super::table::Kind;
 use crate::abi::{
     VWD_PREDICT_FORESEEN, VWD_STRATEGY_FORESEEN, VWD_STRATEGY_PRR, VWD_STRATEGY_SERIAL, vwd_decoder_attend_args,
     vwd_decoder_foresee_args, vwd_decoder_options, vwd_decoder_policy, vwd_decoder_step, vwd_holt, vwd_rope,
-    vwd_tensor,
+    vwd_stream, vwd_tensor,
 };
-use crate::core::status::Result;
+use crate::core::status::{Code, Error, Result};
 use crate::core::versioned::zeroed;
 use crate::decode::decoder::{Decoder, takes_prr};
-use crate::runtime::{Session, Timer};
+use crate::runtime::{Recorder, Recording, Session, Timer};
 
 /// The layer that is measured, and the one whose selection runs beside it.
 const MEASURED: u32 = 0;
 const NEXT: u32 = 1;
+
+/// Layers that follow each other in what is timed on CUDA. On the CPU one is timed, and others are read before it.
+const LAYERS: usize = 4;
+
+/// The number of layers in what is timed.
+pub fn layers(session: &Session) -> usize {
+    if session.cuda().is_some() { LAYERS } else { 1 }
+}
+
+/// What follows each layer in what is timed: on CUDA other keys and values are read.
+pub fn after_layer(layer: &Layer, stream: vwd_stream) -> Result<()> {
+    if layer.session().cuda().is_some() { layer.flush(stream) } else { Ok(()) }
+}
 
 /// The strategies in the order in which they are measured.
 pub const STRATEGIES: [Kind; 4] = [Kind::Serial, Kind::Prr, Kind::PrrForeseen, Kind::Foreseen];
@@ -97,34 +113,47 @@ pub struct Trial<'l> {
     step: vwd_decoder_step,
     attend: vwd_decoder_attend_args,
     foresee: vwd_decoder_foresee_args,
+    /// What is timed; absent until the lists of an earlier step are known.
+    recording: Option<Recording>,
     /// What the strategy selects, for each row and KV head; none of rows that are dense.
     selected: Vec<Vec<i32>>,
 }
 
 impl<'l> Trial<'l> {
     /// Summarises all tokens, makes room for scratch, and finds out what is selected.
-    pub fn new(timer: &Timer, layer: &'l Layer, kind: Kind, ratio: f32, at: Point) -> Result<Trial<'l>> {
+    pub fn new(
+        timer: &Timer,
+        recorder: &Recorder,
+        layer: &'l Layer,
+        kind: Kind,
+        ratio: f32,
+        at: Point,
+    ) -> Result<Trial<'l>> {
         let session = layer.session();
         let c = decoder_options(&layer.shape, kind, ratio, at, layer.pages());
         // SAFETY: the options have no array.
         let decoder = unsafe { Decoder::create(session, &c, None, None)? };
         let (step, attend, q) = layer.step(at);
         let foresee = vwd_decoder_foresee_args { layer: NEXT, q, ..zeroed() };
-        let mut trial = Trial { layer, kind, decoder, step, attend, foresee, selected: vec![] };
+        let mut trial = Trial { layer, kind, decoder, step, attend, foresee, recording: None, selected: vec![] };
         let stream = layer.stream;
         trial.decoder.begin(&vwd_decoder_step { begin: layer.zeros(at), ..step }, stream)?;
         for number in 0..c.layers {
             let summarise = vwd_decoder_attend_args { layer: number, q: zeroed_tensor(), ..attend };
             trial.decoder.attend(&summarise, stream)?;
         }
-        session.reserve(stream, trial.decoder.attend_scratch(&attend)?)?;
+        let scratch = trial.decoder.attend_scratch(&attend)?;
+        session.reserve(stream, scratch)?;
+        recorder.reserve(scratch)?;
         trial.decoder.begin(&step, stream)?;
-        trial.foresee(MEASURED)?;
+        trial.foresee(MEASURED, stream)?;
         // The stream has passed all this before lists are read and written.
-        timer.microseconds(|| Ok(()), || trial.run())?;
+        timer.microseconds(|| Ok(()), || trial.one(stream))?;
         if kind != Kind::Foreseen {
             trial.selected = trial.decoder.selected(MEASURED)?;
         }
+        trial.begin()?;
+        trial.recording = Some(recorder.record(|stream| trial.layers(stream))?);
         Ok(trial)
     }
 
@@ -137,25 +166,43 @@ impl<'l> Trial<'l> {
         }
     }
 
-    fn foresee(&self, number: u32) -> Result<()> {
+    fn foresee(&self, number: u32, stream: vwd_stream) -> Result<()> {
         if !foresees(self.kind) {
             return Ok(());
         }
         let args = vwd_decoder_foresee_args { layer: number, ..self.foresee };
-        self.decoder.foresee(None, &args, &zeroed::<vwd_rope>(), self.layer.stream)
+        self.decoder.foresee(None, &args, &zeroed::<vwd_rope>(), stream)
     }
 
     /// Comes before each `run`.
     pub fn begin(&self) -> Result<()> {
-        self.decoder.begin(&self.step, self.layer.stream)?;
-        if foresees(self.kind) { self.decoder.keep_foreseen(MEASURED) } else { Ok(()) }
+        self.decoder.begin(&self.step, self.layer.stream)
     }
 
-    /// What is measured.
+    /// What is timed.
     pub fn run(&self) -> Result<()> {
-        self.foresee(NEXT)?;
-        self.decoder.attend(&self.attend, self.layer.stream)?;
-        self.decoder.settle(self.layer.stream)
+        match &self.recording {
+            Some(recording) => recording.run(self.layer.stream, |stream| self.layers(stream)),
+            None => self.layers(self.layer.stream),
+        }
+    }
+
+    fn layers(&self, stream: vwd_stream) -> Result<()> {
+        (0..layers(self.layer.session())).try_for_each(|_| self.one(stream))
+    }
+
+    /// The layer that attends is always the same one, as if it had been the next one in the layer before.
+    fn one(&self, stream: vwd_stream) -> Result<()> {
+        if foresees(self.kind) {
+            self.decoder.keep_foreseen(MEASURED, stream)?;
+            self.foresee(NEXT, stream)?;
+            if !self.decoder.finds_foreseen(MEASURED, stream)? {
+                return Err(Error::new(Code::Internal, "a layer of a budget's profile would attend by SERIAL"));
+            }
+        }
+        self.decoder.attend(&self.attend, stream)?;
+        self.decoder.settle(stream)?;
+        after_layer(self.layer, stream)
     }
 }
 

@@ -8,7 +8,7 @@ use super::options::Options;
 use crate::abi::{vwd_decoder_options, vwd_stream};
 use crate::core::allocate::{filled, zeros};
 use crate::core::status::Result;
-use crate::runtime::Session;
+use crate::runtime::{On, Session};
 
 const PURPOSE: &str = "the lists of a budget's profile";
 
@@ -27,10 +27,21 @@ impl Decoder {
         self.join_last_foresight(&self.session.on(stream)?)
     }
 
-    /// The layer counts as foreseen in this step: the list of an earlier one, or one that was set.
-    pub fn keep_foreseen(&self, layer: u32) -> Result<()> {
-        Layer::new(self, layer)?.set_foreseen();
+    /// The layer counts as foreseen in this step, by what the branch was given last: the list of an earlier step, or one that was set.
+    pub fn keep_foreseen(&self, layer: u32, stream: vwd_stream) -> Result<()> {
+        let layer = Layer::new(self, layer)?;
+        if let (On::Cuda(enqueue), Some(branch)) = (self.session.on(stream)?, self.foresight.branch()) {
+            branch.fork(&enqueue)?;
+            branch.end(&enqueue, layer.number)?;
+        }
+        layer.set_foreseen();
         Ok(())
+    }
+
+    /// Whether the layer attends a list that was made ahead where its attention is enqueued next.
+    pub fn finds_foreseen(&self, layer: u32, stream: vwd_stream) -> Result<bool> {
+        let layer = Layer::new(self, layer)?;
+        Ok(layer.join_foresight(&self.session.on(stream)?)? && layer.is_foreseen())
     }
 
     /// The ids that the last selection chose, for each row and KV head; none for rows that were dense. All streams have passed it.

@@ -370,13 +370,13 @@ impl Layers {
 
     /// The kernel that codes whole blocks, and its grid.
     fn coder(&self, kernels: &Kernels, facts: &cuda::Facts, coding: &Coding) -> (Kernel, Grid) {
-        match rows::find(
+        match rows::find_cache(
             facts,
             [coding.dim, coding.value_dim].map(|dim| dim as usize),
             coding.dtype,
             self.cache.block_size(),
         ) {
-            Some((n, shared)) => (kernels.code_rows[n].sharing(shared), plain(tuning::CODE_CTAS, rows::THREADS)),
+            Some((n, shared)) => (kernels.code_rows[n].sharing(shared), plain(tuning::CODE_CTAS, rows::CACHE_THREADS)),
             None => (kernels.code, plain(tuning::CODE_CTAS, tuning::CODE_THREADS)),
         }
     }

@@ -81,8 +81,9 @@ const CLUSTER_CTAS_32: [usize; 2] = [4, 8];
 /// The same where rows have filters, and top-k is one of them. From the last of these on, half clusters take rows of 16 bits while all of them run at once.
 const TOP_K_CTAS_16: [usize; 2] = [8, 9];
 const TOP_K_CTAS_32: [usize; 2] = [8, 8];
-/// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound in a fraction of the time.
-const FILTERED_CTAS: [usize; 2] = [8, 25];
+/// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound sooner than one CTA does.
+const FILTERED_CTAS_16: [usize; 2] = [8, 25];
+const FILTERED_CTAS_32: [usize; 2] = [8, 12];
 /// The same of CTAs that sum what a refusal leaves.
 const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
@@ -446,9 +447,10 @@ impl Cut {
         let most = match (number_bytes, self.options.filters) {
             (2, Filters::None) => CLUSTER_CTAS_16,
             (2, Filters::TopK) => TOP_K_CTAS_16,
+            (2, Filters::ByProbability) => FILTERED_CTAS_16,
             (_, Filters::None) => CLUSTER_CTAS_32,
             (_, Filters::TopK) => TOP_K_CTAS_32,
-            (_, Filters::ByProbability) => FILTERED_CTAS,
+            (_, Filters::ByProbability) => FILTERED_CTAS_32,
         };
         let clusters = CLUSTER_SEGMENTS.into_iter().zip(most).map(|(segments, most)| {
             let ctas = self.per_row.div_ceil(segments);
@@ -584,9 +586,9 @@ mod tests {
         assert_eq!(of(Filters::TopK, 2, 4), expected(16, 2, true));
         assert_eq!([3, 5].map(|batch| of(Filters::TopK, batch, 4)), [expected(8, 4, true); 2]);
         assert_eq!(of(Filters::TopK, 6, 4), expected(8, 4, false));
-        for bytes in [2, 4] {
-            assert_eq!([3, 17].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
-            assert_eq!(of(Filters::ByProbability, 18, bytes), expected(8, 4, false));
+        for (bytes, most) in [(2, 17), (4, 8)] {
+            assert_eq!([3, most].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
+            assert_eq!(of(Filters::ByProbability, most + 1, bytes), expected(8, 4, false));
         }
     }
 

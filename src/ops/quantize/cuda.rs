@@ -128,9 +128,6 @@ const THREADS: u32 = 128;
 /// CTAs that a multiprocessor runs at a time.
 const RESIDENT: usize = 8;
 
-/// The same of kernels/quantize/rows.cu.
-const ROWS_RESIDENT: usize = 5;
-
 /// Whether kernels/quantize/rows.cu can read and write the layer's rows.
 fn has_rows_of_16_bytes(layer: &Layer) -> bool {
     let Layer { kv, int4 } = layer;
@@ -191,13 +188,14 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         has_rows &= is_aligned;
     }
     let (dims, dtype) = ([kv.k.dim(3), kv.v.dim(3)], element_code(kv.k.dtype));
-    let (kernel, threads, resident) = match rows::find(enqueue.facts(), dims, dtype, int4.block_size) {
-        Some((n, shared)) if has_rows => (kernels.rows[n].sharing(shared), rows::THREADS, ROWS_RESIDENT),
-        _ => (kernels.quantize, THREADS, RESIDENT),
+    let (kernel, threads, resident, parts) = match rows::find(enqueue.facts(), dims, dtype, int4.block_size) {
+        Some(l) if has_rows => (kernels.rows[l.number].sharing(l.shared), l.threads, l.resident, 2),
+        _ => (kernels.quantize, THREADS, RESIDENT, 1),
     };
     // No CTA waits for another to end: the last ones would take as long as all.
-    let slices = (resident * enqueue.facts().multiprocessors as usize / lists.max(1)).min(blocks).max(1);
-    let Some(ctas) = lists.checked_mul(slices).and_then(|n| i32::try_from(n).ok()) else {
+    let slices =
+        (resident * enqueue.facts().multiprocessors as usize / lists.saturating_mul(parts).max(1)).min(blocks).max(1);
+    let Some(ctas) = lists.saturating_mul(parts).checked_mul(slices).and_then(|n| i32::try_from(n).ok()) else {
         return Err(Error::unsupported(format!(
             "seq_lens: {batch} sequences of {heads} KV heads in {layers} layers; CUDA takes up to 2^31 − 1 together"
         )));
@@ -305,6 +303,32 @@ mod tests {
             for y in edges.chain(subnormal).map(f32::from_bits).flat_map(|y| [y, -y]) {
                 let product = y.mul_add(reciprocal, y * rest);
                 assert_eq!(product.floor(), (y / scale).floor(), "{y:e} over {scale}");
+            }
+        }
+    }
+
+    /// The quotient of moderate numbers as kernels/quantize/rows.cuh finds it, for divisors of every kind and numbers near the edges of rounding.
+    #[test]
+    fn corrected_products_by_a_reciprocal_are_the_quotient() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 32) as u32
+        };
+        for n in 0..400_000u32 {
+            let exponent = 97 + random() % 61; // from 2^-30 to 2^30
+            let mantissa = [random() & 0x7fffff, 0x7fffff - n % 64, n % 64, 1 << (n % 23)][n as usize % 4];
+            let by = f32::from_bits(exponent << 23 | mantissa);
+            // A number whose quotient is near one that is halfway between two.
+            let half = f64::from(f32::from_bits(0x3f800000 | random() & 0x7fffff)) + f64::from(f32::EPSILON) / 2.0;
+            let near = (half * f64::from(by)) as f32 * [1.0, 2f32.powi(-50), 2f32.powi(30)][n as usize % 3];
+            for x in [near, f32::from_bits(near.to_bits() + 1), f32::from_bits(near.to_bits() - 1), -near] {
+                let reciprocal = 1.0 / by;
+                let mut q = x * reciprocal;
+                for _ in 0..2 {
+                    q = (-q).mul_add(by, x).mul_add(reciprocal, q);
+                }
+                assert_eq!(q, x / by, "{x:e} over {by:e}");
             }
         }
     }

@@ -49,7 +49,7 @@ variants! {
 variants! {
     /// Ways to repair.
     pub enum RepairVariant: "repair" {
-        /// One launch for what attention's decode128 takes, up to 8 rows.
+        /// One launch for what attention's decode128 takes, 8 rows at a time.
         Decode128 = "decode128",
         /// One launch for what attention's verify128 takes, up to 64 rows at a time: drafts that are verified.
         Verify128 = "verify128",
@@ -605,6 +605,11 @@ pub struct RepairSizes {
     pub has_clusters: bool,
     /// Whether verify128's kernels run on the device.
     pub runs_verify128: bool,
+    /// Whether a state of each row and partial is read, or one of each row.
+    pub exact: bool,
+    pub multiprocessors: u32,
+    /// Work items of decode128: each list, and each 8 rows of it.
+    pub decode128_items: u64,
     /// Whether shared memory has room: for decode128, for verify128, and for one launch.
     pub decode128_fits: bool,
     pub verify128_fits: bool,
@@ -647,11 +652,15 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         .unless(!is_multiplied, "it takes 16-bit queries, keys of the same type or of FP8, and rows on 16 bytes")
         .unless(!is_128, "it takes heads of up to 128 channels")
         .unless(!repair.near_states, "rows of kept states have to begin and end on 16 bytes");
+    // More rows read the missed blocks anew, 8 at a time, from the L2 cache. That pays while all of them run at once, and for one state of each row
+    // while each has several CTAs.
+    let items = repair.decode128_items.saturating_mul(if repair.exact { 1 } else { 2 });
+    let are_at_once = items <= repair.multiprocessors.into() && sizes.element != Some(Element::Fp8);
+    let unless_slower = |fit, is_slower| if is_slower && fit == Fit::Takes { Fit::Slower } else { fit };
     match variant {
-        RepairVariant::Decode128 => one_launch
+        RepairVariant::Decode128 => unless_slower(one_launch, sizes.rows > 8 && !are_at_once)
             .unless((sizes.dim, sizes.value_dim) != (128, 128), "it takes heads of 128 channels")
             .unless(wide_queries, NO_WIDE_QUERIES)
-            .unless(sizes.rows > 8, "it takes up to 8 rows a list")
             .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
             .unless(scales_per_token, "it takes no scale per token")
             .unless(repair.entries_per_partial != 1, "it takes a partial for each block")
@@ -660,8 +669,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
             .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
             .unless(!repair.decode128_fits, "it needs more shared memory than the device has"),
         RepairVariant::Verify128 => {
-            let are_few = sizes.rows < verify128::FEWEST_ROWS;
-            let one_launch = if are_few && one_launch == Fit::Takes { Fit::Slower } else { one_launch };
+            let one_launch = unless_slower(one_launch, sizes.rows < verify128::FEWEST_ROWS);
             takes_drafts(one_launch, repair.runs_verify128, sizes, &[verify128::CHANNELS])
                 .unless(!repair.verify128_fits, "the lists do not fit in the device's shared memory")
         }

@@ -80,7 +80,11 @@ fn plan(
             .find(|items| items.as_ref().map_or(true, |items| one_launch::fits(items, r, cluster, most_shared)))
             .transpose()?,
     };
-    let small_cluster = cluster_that_leaves_room(facts, kernels, sizes.split_lists(), cluster);
+    let decode128_items = sizes.split_lists().saturating_mul(decode128::row_blocks(&sizes).into());
+    let small_cluster = match decode128::row_blocks(&sizes) {
+        1 => cluster_that_leaves_room(facts, kernels, sizes.split_lists(), cluster),
+        _ => largest_cluster(kernels, decode128_items),
+    };
     let repair = RepairSizes {
         list_entries: r.selected.cap().max(r.predicted.cap()),
         entries_per_partial: r.entries_per_partial,
@@ -88,6 +92,9 @@ fn plan(
         near_states: are_near(r.kept),
         has_clusters: !kernels.cluster_sizes.is_empty(),
         runs_verify128: kernels.verify_clusters.is_some(),
+        exact: matches!(r.kept, Kept::Exact(_)),
+        multiprocessors: facts.multiprocessors,
+        decode128_items,
         decode128_fits: element.is_some_and(|of| decode128::shared(of, sizes.rows, small_cluster) <= most_shared),
         verify128_fits: verify128::fits(r, most_shared),
         one_launch_fits: rings.is_some(),
@@ -109,7 +116,7 @@ fn plan(
         (RepairVariant::Decode128, _) => {
             to.to = items(element, one_launch::STAGES[0])?.params;
             describe_repair(r, to);
-            (decode128::lay_out(to, element, small_cluster), small_cluster)
+            (decode128::lay_out(to, &sizes, element, small_cluster), small_cluster)
         }
         (_, Some(rings)) => {
             to.to = rings.params;
@@ -135,6 +142,11 @@ fn cluster_that_leaves_room(facts: &Facts, kernels: &Kernels, lists: u64, size: 
         return size;
     }
     (size / 2 + 1..=size).rfind(|&size| kernels.active_clusters[size as usize - 1] as u64 >= both).unwrap_or(size)
+}
+
+/// CTAs of the largest clusters of which one for each work item runs at once.
+fn largest_cluster(kernels: &Kernels, items: u64) -> u32 {
+    kernels.active_clusters.iter().rposition(|&clusters| u64::from(clusters) >= items).unwrap_or(0) as u32 + 1
 }
 
 /// Rows of acc begin and end on 16 bytes, and strides of partials fit in 32 bits.

@@ -370,6 +370,9 @@ const REPAIR: RepairSizes = RepairSizes {
     near_states: true,
     has_clusters: true,
     runs_verify128: true,
+    exact: true,
+    multiprocessors: 132,
+    decode128_items: 8,
     decode128_fits: true,
     verify128_fits: true,
     one_launch_fits: true,
@@ -385,16 +388,25 @@ fn repair_takes_one_launch_where_clusters_and_tensor_cores_do() {
     assert_eq!(of(SIZES, NOTHING, longer), RepairVariant::OneLaunch);
     assert_eq!(of(Sizes { rows: 8, ..SIZES }, NOTHING, longer), RepairVariant::OneLaunch);
     for rows in [9, 64, 65] {
-        let drafts = Sizes { rows, ..SIZES };
-        assert_eq!(of(drafts, NOTHING, REPAIR), RepairVariant::Verify128, "{rows} rows");
+        let (drafts, repair) =
+            (Sizes { rows, ..SIZES }, |exact, decode128_items| RepairSizes { exact, decode128_items, ..REPAIR });
+        for (exact, most) in [(true, 132), (false, 66)] {
+            assert_eq!(of(drafts, NOTHING, repair(exact, most)), RepairVariant::Decode128, "{rows} rows");
+            assert_eq!(of(drafts, NOTHING, repair(exact, most + 1)), RepairVariant::Verify128, "{rows} rows");
+        }
         assert_eq!(of(drafts, NOTHING, longer), RepairVariant::Verify128, "{rows} rows");
-        let later = RepairSizes { runs_verify128: false, ..REPAIR };
+        let later = RepairSizes { runs_verify128: false, ..longer };
         assert_eq!(of(drafts, NOTHING, later), RepairVariant::OneLaunch, "{rows} rows");
-        let full = RepairSizes { verify128_fits: false, ..REPAIR };
+        let full = RepairSizes { verify128_fits: false, ..longer };
         assert_eq!(of(drafts, NOTHING, full), RepairVariant::OneLaunch, "{rows} rows");
         let narrow = Sizes { element: Some(Element::Fp8), ..drafts };
         assert_eq!(of(narrow, NOTHING, REPAIR), RepairVariant::OneLaunch, "{rows} rows");
     }
+    // Up to 8 rows, whatever the number of lists.
+    assert_eq!(
+        of(Sizes { rows: 8, ..SIZES }, NOTHING, RepairSizes { decode128_items: 5000, ..REPAIR }),
+        RepairVariant::Decode128
+    );
     assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }, REPAIR), RepairVariant::OneLaunch);
     assert_eq!(of(MLA, LATENTS, REPAIR), RepairVariant::TwoLaunches);
     assert_eq!(of(SIZES, NOTHING, RepairSizes { has_clusters: false, ..REPAIR }), RepairVariant::TwoLaunches);
