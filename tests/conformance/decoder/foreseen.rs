@@ -1,9 +1,12 @@
-//! Foresight from one vector for each KV head, as a forecast may give it, instead of one for each query head.
+//! Foresight from one vector for each KV head, as a forecast may give it, instead of one for each query head; and from a layer's own queries.
 
 use super::strategies::{FORESEEN, Foresight, PRR_FORESEEN, Run, assert_alike, create, shape, without_positions};
 use super::*;
 
-pub const CASES: &[Case] = cases![decoder_foresees_from_one_vector_for_each_kv_head];
+pub const CASES: &[Case] = cases![
+    decoder_foresees_from_one_vector_for_each_kv_head,
+    decoder_foresees_from_its_own_queries_what_serial_selects,
+];
 
 /// FORESEEN attends to the list that the vectors select, the one that they select as the queries of all heads of their groups; PRR repairs
 /// whatever they select.
@@ -71,5 +74,42 @@ fn decoder_foresees_from_one_vector_for_each_kv_head(backend: &Backend) {
             differ += (found.data != expected.data) as usize;
         }
         assert!(differ > 0, "every list was that of the layer's own queries");
+    });
+}
+
+/// An engine that has a layer's queries before its keys may foresee by them: by MINMAX, with lists of k blocks, that gives SERIAL's results, but where
+/// the step's token begins a block, by which the foreseen list is longer.
+fn decoder_foresees_from_its_own_queries_what_serial_selects(backend: &Backend) {
+    let steps = backend.times(30);
+    rounds(3, |rng| {
+        let shape = Shape { page: 8, block: 8, pages: 256, max_pages: 40, ..shape(rng) };
+        let k = rng.size(2..=3) as u32;
+        let mut compared = 0;
+        let sizes = |policy| vwd_decoder_policy { method: VWD_SELECT_MINMAX, k, local_blocks: 1, ..policy };
+        let foreseen = create(backend, &shape, vwd_decoder_policy { ratio: 1.0, ..sizes(FORESEEN) });
+        let serial = create(backend, &shape, sizes(POLICY));
+        let mut run = Run::new(backend, rng, shape, Foresight::Wrong);
+        for step in 0..steps {
+            let ragged = run.ragged(rng, &[&foreseen, &serial]);
+            let attend = |decoder: &Decoder, is_ahead: bool| {
+                decoder.begin(backend, &ragged.step());
+                if is_ahead {
+                    let args = vwd_decoder_foresee_args { q: without_positions(&ragged.q), ..args() };
+                    decoder.foresee(backend, std::ptr::null(), &args);
+                }
+                ragged.attend(&run, decoder)
+            };
+            let (found, serial) = (attend(&foreseen, true), attend(&serial, false).read_floats());
+            let whole = found.read_floats();
+            let begins_block = |row: usize| (ragged.tokens[row] - 1).is_multiple_of(shape.block);
+            let expected = Array::from_fn(&serial.shape, |at| {
+                let at: [usize; 4] = at[..].try_into().unwrap();
+                if begins_block(at[0]) { whole[at] } else { serial[at] }
+            });
+            let is_sparse = |row: usize| !begins_block(row) && ragged.tokens[row] > k as usize * shape.block;
+            compared += (0..ragged.modes.len()).filter(|&row| is_sparse(row)).count();
+            assert_alike(&format!("{shape:?}, k {k}, step {step}"), backend, &shape, &found, &expected);
+        }
+        assert!(compared > 0, "no row was sparse");
     });
 }
