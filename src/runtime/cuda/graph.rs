@@ -23,14 +23,17 @@ impl Graph {
         let done = work();
         // SAFETY: as above; the capture ends whatever happened.
         let ended = check(unsafe { sys::cuStreamEndCapture(enqueue.stream, &mut graph) }, "cuStreamEndCapture");
-        done.and(ended)?;
-        let _allocating = Allocating::enter()?;
-        // SAFETY: the graph was captured, and is destroyed once.
-        unsafe {
-            let made = check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0), "cuGraphInstantiate");
-            let _ = sys::cuGraphDestroy(graph);
-            made?;
+        // If it fails, instantiation is refused where another stream of this thread captures, and says so.
+        let _allocating = Allocating::enter();
+        let made = done.and(ended).and_then(|()| {
+            // SAFETY: the graph was captured.
+            check(unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) }, "cuGraphInstantiate")
+        });
+        if !graph.is_null() {
+            // SAFETY: it is destroyed once, and what was made of it needs it no more.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
+        made?;
         Ok(Graph { exec })
     }
 
