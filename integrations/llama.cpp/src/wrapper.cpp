@@ -169,6 +169,28 @@ ggml_status Wrapper::pass_nodes(const ggml_cgraph *like, ggml_tensor **nodes, in
 
 ggml_status Wrapper::pass_whole(ggml_cgraph *graph) { return ggml.ggml_backend_graph_compute_async(inner_, graph); }
 
+void Wrapper::optimize(ggml_cgraph *graph, const std::function<void(ggml_cgraph *)> &show) {
+    if (memory_ == nullptr) {  // graphs are passed on whole
+        show(graph);
+        return;
+    }
+    // What the backend says about memory is about tensors, and holds in any order. With GGML_CUDA_GRAPH_OPT=1 ggml-cuda also changes the order, and
+    // remembers nodes at which streams fork and join. They join at attentions, which are not passed on: so the order is restored, and the
+    // forks give way to those of a graph that has none, as ggml-cuda remembers the last graph's alone.
+    Graph &known = *reinterpret_cast<Graph *>(graph);
+    const Graph before = known;
+    const std::vector<ggml_tensor *> nodes(known.nodes, known.nodes + known.n_nodes);
+    show(graph);
+    known = before;
+    std::copy(nodes.begin(), nodes.end(), known.nodes);
+    ggml_tensor *nothing = &nothing_;
+    Graph without = before;
+    without.nodes = &nothing;
+    without.n_nodes = 1;
+    without.uid = 0;
+    show(reinterpret_cast<ggml_cgraph *>(&without));
+}
+
 bool Wrapper::compute_alone(ggml_tensor *node) {
     node->flags |= GGML_TENSOR_FLAG_COMPUTE;
     ggml.ggml_graph_clear(alone_);

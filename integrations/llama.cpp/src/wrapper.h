@@ -9,6 +9,7 @@
 #include "step.h"
 
 #include <exception>
+#include <functional>
 #include <memory>
 
 namespace vanward {
@@ -45,6 +46,8 @@ class Wrapper {
 
     ggml_backend_t inner() const { return inner_; }
     ggml_status compute(ggml_cgraph *graph);
+    /** Shows a graph to the wrapped backend, which `show` asks to optimize it. Its order stays, and the backend plans no streams for it. */
+    void optimize(ggml_cgraph *graph, const std::function<void(ggml_cgraph *)> &show);
 
   private:
     /** The attentions of a graph that have the same rows of the same cache. */

@@ -510,6 +510,13 @@ class Apart:
         self.assert_nothing_is_wrong(out)
         self.assertEqual(out["eager"], out["checked"])
 
+    def test_order_and_streams_that_the_backend_plans_for_whole_graphs_stay_out_of_their_parts(self):
+        # tests/apart.cpp plans as ggml-cuda with GGML_CUDA_GRAPH_OPT=1, and refuses graphs that do not suit what it planned. With ENABLED=0 graphs are whole.
+        for options, is_taken in [({}, True), ({"ENABLED": 0}, False)]:
+            out = run(self.release, self.tiny, {**self.options, **options}, "cases", depth=60, count=3, context=1024, random_text=1)
+            self.assertEqual((out["sparse"], out["eager"]), (4 * 3, 3) if is_taken else (0, 0))
+            self.assert_nothing_is_wrong(out)
+
     def test_random_operations_find_no_input_that_is_stale(self):
         # With sliding windows there are two masks.
         for model, operations in [(self.tiny, 100), (releases.tiny(BUILD, "gemma2"), 100)]:
