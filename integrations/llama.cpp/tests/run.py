@@ -18,53 +18,12 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parent / "gpu"))
 import losses
 import quality
 import releases
-
-BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-LIBRARY = BUILD / "libggml-vanward.so"
-DRIVER = BUILD / "llama-driver"
-EMULATOR = releases.ROOT / "build/emulator/release"
-LONG = os.environ.get("VANWARD_LLAMA_LONG") == "1"
-
-
-def environment(options):
-    """Without Vanward if `options` is None; otherwise with it, and with these of its options."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VANWARD_", "GGML_", "LLAMA_"))}
-    if options is None:
-        return clean
-    clean = {**clean, "GGML_BACKEND_PATH": str(LIBRARY), **{f"VANWARD_GGML_{key}": str(value) for key, value in options.items()}}
-    return {**clean, "LD_LIBRARY_PATH": str(EMULATOR)} if "DEVICES" in options else clean
-
-
-class Output:
-    """What the driver printed."""
-
-    def __init__(self, text):
-        self.text = text
-        lines = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-        self.counters = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", lines.get("counters", ""))}
-        self.sum = lines.get("sum")
-        self.tops = lines.get("tops", "").split()
-        self.leads = [float(lead) for lead in lines.get("leads", "").split()]
-        self.embeddings = [[float.fromhex(number) for number in found.split()] for found in re.findall(r"^embedding (.*)$", text, re.MULTILINE)]
-        self.loss = float(lines["tokens"].split()[2]) if "tokens" in lines else None
-
-    def __getitem__(self, counter):
-        return self.counters.get(counter, 0)
+from driver import BUILD, DRIVER, EMULATOR, LIBRARY, LONG, Output, environment, run
 
 
 def difference(ours, stock):
     """The largest relative norm of the difference of two embeddings."""
     return max(math.dist(a, b) / math.hypot(*b) for a, b in zip(ours, stock, strict=True))
-
-
-def run(release, model, options, command, further=None, **arguments):
-    """`further` is added to the environment."""
-    beside = EMULATOR if options and "DEVICES" in options else None
-    line = release.command(DRIVER, model, command, *(f"{name}={value}" for name, value in arguments.items()), beside=beside)
-    done = subprocess.run(line, env={**environment(options), **(further or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000)
-    if done.returncode != 0:
-        raise AssertionError(f"{options} {command} {arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}")
-    return Output(done.stdout)
 
 
 def fetched(cls):
@@ -444,6 +403,25 @@ class OnEmulatedGpu(WithRelease):
             self.assertEqual(found, [("behind", "0"), ("beside", "0")])
             self.assertEqual(re.findall(r" selected_beside=(\d+)", out.text), [str(22 * 4)])  # after the second variant
             self.assertEqual(out["errors"], 0)
+
+    def test_keys_have_the_same_prints_however_they_are_read(self):
+        # The first step reads 14 keys of two sequences by a kernel of ggml's; after the second variant's tokens were taken back, seven of each are copied one by one.
+        for element in [1, 30]:
+            out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare", depth=100, count=3, sequences=2, random_text=1, type=element,
+                      variants="first/BESIDE=on,again/BESIDE=on")
+            self.assertEqual(re.findall(r" logits_differ (\d+)", out.text), ["0", "0"])
+            self.assertEqual(out["stale"] + out["errors"], 0)
+
+    def test_nodes_of_a_graph_that_is_used_again_are_looked_at_once(self):
+        arguments = {"depth": 100, "count": 12, "sequences": 2, "random_text": 1}
+        out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare", variants="taken/BESIDE=on", **arguments)
+        self.assertEqual((out["sparse"], out["eager"]), (4 * 12, 12))
+        self.assertLess(out["looked_through"], 6)  # two prompts, and the steps' graph
+        # Options that decide what is taken are looked at anew.
+        out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare",
+                  variants="taken/BESIDE=on,rows/ROWS=1,again/BESIDE=on,short/DENSE_BELOW=4000,third/BESIDE=on,off/ENABLED=0", **arguments)
+        taken = [each.get("sparse", 0) + each.get("dense", 0) for each in quality.counters(out.text)]
+        self.assertEqual(taken, [4 * 12, 4 * 12, 8 * 12, 8 * 12, 12 * 12, 12 * 12])
 
     def test_free_memory_leaves_room_for_summaries(self):
         # Summaries by AXIS are in INT4 where heads have a multiple of 64 channels, and 16 bits otherwise. Before there is a context they may be either.
