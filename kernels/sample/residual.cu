@@ -5,6 +5,8 @@
 // Work split: some CTAs for each request, which take the segments of its two rows in turn. Each sums what the target has more than the draft in its
 // segments. The last one of a request draws, cuts and writes.
 //
+// sample_residual takes logits of which tokens below a bound are left out and no others, sample_residual_any all rows.
+//
 //   load 16 numbers a thread of each row ─ weights ─ difference ─ largest of the CTA ─ sum ─ …
 //   └ last of a request: segment ─ strip ─ token ─ cut ─ results
 //

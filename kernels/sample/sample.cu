@@ -9,14 +9,11 @@
 // weights relative to that; where filters are given, the largest numbers of its groups of 256 tokens in place of sums. sample_rows has a CTA
 // for each row: it finds the sum of the row, and the token that a greedy or coupled row gives. sample_rows_filtered does so where filters are
 // given, and finds their bounds first. The last CTA of a request walks its rows, draws, cuts, and writes the results. But if rejection
-// sampling has refused a draft token, it leaves that to sample_residual: a CTA for some segments sums what the target has more than the
-// draft, and the last one of the request draws, cuts and writes.
+// sampling has refused a draft token, it leaves that to sample_residual (residual.cu).
 //
 //   sample_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
 //   sample_rows       records ─ [bounds of filters, records anew] ─ sum of the row ─ segment ─ strip ─ token ─ record
 //                     └ last of a request: accept or refuse every row at once ─ first refusal ─ [note it, end] ─ [token] ─ cut ─ results
-//   sample_residual   segments of target and draft ─ difference, sum
-//                     └ last of a request: segment ─ strip ─ token ─ cut ─ results
 //
 // On entry: γ ≤ 64; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
 //

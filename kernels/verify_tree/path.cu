@@ -35,12 +35,20 @@ struct PathShared {
     Nodes nodes;
     float number[2][MOST_NODES];  // of a node's token in the rows of its parent
     uint16 path[MOST_NODES];
+    uint64 random[2][DRAW_THREADS];  // numbers of the first children of a node, and of its draw; nodes take turns
     uint32 refused[MOST_NODES];
     Parts parts[3];  // taken in turn: one is written while slower warps read another
     // One half is written, by other CTAs, while slower warps read the other.
     SegmentSum rows[2][2][MOST_PATH_SEGMENTS];  // of target and draft
     SegmentSum rest[2][MOST_PATH_SEGMENTS];
 };
+
+// The sum over a warp, below 2^64.
+__device__ inline uint64 wide_warp_sum(uint64 value) {
+    const uint32 low = value & 0xffffff, middle = value >> 24 & 0xffffff, high = value >> 48;
+    return __reduce_add_sync(FULL_WARP, low) + (uint64(__reduce_add_sync(FULL_WARP, middle)) << 24) +
+           (uint64(__reduce_add_sync(FULL_WARP, high)) << 48);
+}
 
 // A row that was summed. Each warp sums it by itself; a lane has the segments with its number and with that plus 32.
 struct PathRow {
@@ -63,7 +71,7 @@ struct PathRow {
         sum.largest = number_of(__reduce_max_sync(FULL_WARP, max(key, key_of(minus_infinity()))));
         uint64 share = 0;
         for (uint32 s = threadIdx.x % WARP; s < count; s += WARP) share += share_of(segment(s), scale, sum.largest);
-        sum.total = __shfl_sync(FULL_WARP, warp_sum_through(share), WARP - 1);
+        sum.total = wide_warp_sum(share);
     }
     __device__ double probability(float x, uint32 token, const Scale &scale) const {
         return probability_of(x, segment(token / SEGMENT), scale, sum);
@@ -102,7 +110,7 @@ struct PathWalk {
     uint32 own;                         // segments of this CTA
     uint32 status, places, node_turn, rest_turn;
 
-    // Of a node.
+    // What belongs to the node where the walk is.
     bool has_draft;
     PathRow target, draft, rest;
     float factors;  // lane 2k has that of the target's segment k of this CTA, lane 2k + 1 that of the draft's
@@ -156,7 +164,7 @@ private:
         const uint64 mine = lane < DRAW_WARPS ? part.sum[of][lane] : is_token ? 0xffffffff : 0;
         uint64 sum;
         if (is_token) sum = __reduce_min_sync(FULL_WARP, uint32(mine)) | uint64(__any_sync(FULL_WARP, mine >> NAN_BIT != 0)) << NAN_BIT;
-        else sum = __shfl_sync(FULL_WARP, warp_sum_through(mine), WARP - 1);
+        else sum = wide_warp_sum(mine);
         uint32 *const there = reinterpret_cast<uint32 *>(to + rank + k * ctas);
         if (lane < ctas) {
             store_two_to(lane, there, {__float_as_uint(largest), 0});
@@ -169,16 +177,19 @@ private:
         cluster_wait();
     }
 
-    // Loads the rows of a node, sums them, and keeps their weights.
-    __device__ void sum_rows(int32 node, const Source (&rows)[2]) {
+    // Brings the rows of a node into the L2 cache, of which it has some already where the walk was expected to come here.
+    __device__ void prefetch_rows(int32 node) const {
+        const bool is_draft = threadIdx.x >= DRAW_THREADS / 2;
+        if (is_draft && !p.sampling.draft_rows.data) return;
+        const Source row = source(node, is_draft ? DRAFT : TARGET);
+        for (uint32 k = 0; k < own; ++k) prefetch_lines(row.row, rank + k * ctas);
+    }
+    // Loads the rows of a node, sums them, and keeps their weights. `meanwhile` is done while they are loaded.
+    template <typename Meanwhile> __device__ void sum_rows(const Source (&rows)[2], const Meanwhile &meanwhile) {
         const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
         const bool is_greedy = tree.is_greedy();
         node_turn ^= 1;
         SegmentSum(&to)[2][MOST_PATH_SEGMENTS] = shared.rows[node_turn];
-        for (uint32 k = 1; k < own; ++k) {
-            if (threadIdx.x < DRAW_THREADS / 2) prefetch_lines(rows[TARGET].row, rank + k * ctas);
-            else if (has_draft) prefetch_lines(rows[DRAFT].row, rank + k * ctas);
-        }
 #pragma unroll 1
         for (uint32 k = 0; k < own; ++k) {
             const uint32 s = rank + k * ctas;
@@ -186,18 +197,21 @@ private:
             StoredNumbers stored[2];
             stored[TARGET].load(rows[TARGET].row, s, false);
             if (has_draft) stored[DRAFT].load(rows[DRAFT].row, s, false);
+            if (k == 0) meanwhile();
             Numbers numbers[2];
             bool nan[2] = {};
 #pragma unroll
             for (uint32 of = 0; of < 2; ++of) {
                 if (of == DRAFT && !has_draft) continue;
                 stored[of].widen(rows[of].row.type, numbers[of].x);
+                float best = minus_infinity();
 #pragma unroll
                 for (uint32 h = 0; h < STRIPS; ++h)
 #pragma unroll
-                    for (uint32 e = 0; e < STRIP; ++e) nan[of] |= numbers[of].x[h][e] != numbers[of].x[h][e];
-                const uint32 key = __reduce_max_sync(FULL_WARP, key_of(numbers[of].largest()));
-                nan[of] = __any_sync(FULL_WARP, nan[of]);
+                    for (uint32 e = 0; e < STRIP; ++e) best = larger_or_nan(best, numbers[of].x[h][e]);
+                nan[of] = __any_sync(FULL_WARP, best != best);
+                if (nan[of]) best = numbers[of].largest();
+                const uint32 key = __reduce_max_sync(FULL_WARP, key_of(best));
                 if (lane == 0) part.largest[of][warp] = key;
             }
             __syncthreads();
@@ -368,7 +382,8 @@ private:
     __device__ int32 follow(int32 node, int64 &token) {
         const Source rows[2] = {source(node, TARGET), source(node, TARGET)};
         has_draft = false;
-        sum_rows(node, rows);
+        prefetch_rows(node);
+        sum_rows(rows, [] {});
         token = -1;
         if (!arrive()) return NONE;
         uint32 first = 0xffffffff;
@@ -383,18 +398,25 @@ private:
     __device__ int32 try_children(int32 node, int64 &token, uint32 &writer) {
         const SamplingParams &sampling = p.sampling;
         const uint32 depth = places;
+        prefetch_rows(node);
         int32 next = places + 1 < p.places ? next_child(node, node) : NONE;
         has_draft = sampling.draft_rows.data && next != NONE;
         const Source rows[2] = {source(node, TARGET), source(node, has_draft ? DRAFT : TARGET)};
-        if (next != NONE) {
+        const uint32 t = threadIdx.x;
+        constexpr uint32 LAST = DRAW_THREADS - 1;
+        sum_rows(rows, [&] {
+            // Threads of nodes that a tree has, and the last one.
+            if (t == LAST) shared.random[node_turn][t] = sampling.number(tree.request, depth, DRAW, 0);
+            else if (int32(t) < tree.count) shared.random[node_turn][t] = sampling.number(tree.request, depth, ACCEPT, t);
+            if (next == NONE) return;
             for (int32 c = next + int32(threadIdx.x); c < tree.count; c += DRAW_THREADS) {
                 const int32 drafted = shared.nodes.token[c];
                 if (shared.nodes.parent[c] != node || drafted < 0) continue;
                 shared.number[TARGET][c] = rows[TARGET].number(drafted);
                 if (has_draft && uint32(drafted) < sampling.draft_tokens) shared.number[DRAFT][c] = rows[DRAFT].number(drafted);
             }
-        }
-        sum_rows(node, rows);
+        });
+        if (next != NONE) prefetch_rows(next);
         token = -1, writer = 0;
         if (!arrive()) return NONE;
         const Scale scale = rows[TARGET].scale;
@@ -406,15 +428,18 @@ private:
             const int32 drafted = shared.nodes.token[next];
             if (drafted >= 0) {
                 if (has_draft && draft.saw_nan()) status |= SAW_NAN;
-                if (accepts_child(next, sampling.number(tree.request, depth, ACCEPT, rank_of_child), scale, rows[DRAFT].scale)) return next;
+                const bool is_known = rank_of_child < LAST;
+                const uint64 number = is_known ? shared.random[node_turn][rank_of_child] : sampling.number(tree.request, depth, ACCEPT, rank_of_child);
+                if (accepts_child(next, number, scale, rows[DRAFT].scale)) return next;
                 if (!refuse(next, rows)) {
                     status |= NO_RESIDUAL;
                     break;
                 }
             }
             next = next_child(node, next);
+            if (next != NONE) prefetch_rows(next);
         }
-        const uint64 number = sampling.number(tree.request, depth, DRAW, 0);
+        const uint64 number = shared.random[node_turn][LAST];
         const Scale drawn_by = has_rest ? Scale::of(true, 1.0f) : scale;
         PathRow from = target;
         if (has_rest) from = rest;

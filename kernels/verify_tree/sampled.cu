@@ -4,6 +4,8 @@
 // Bytes: the N·V logits of each tree are read once, and Vd for each node that has children and was drawn from a row. What follows reads from
 // the L2 cache: a segment for each draw, the groups of tokens that a filter may keep, and a row of target and draft for each child that is refused.
 //
+// Where children are tried in turn, rows are many and nothing is filtered, path.cu does all in one launch.
+//
 // Work split: as in sample/. verify_tree_segments has a CTA for some segments of each node's row, and of the row that its children were
 // drawn from. verify_tree_rows has a CTA for each of these rows; a coupled or greedy row gives its token there. The last CTA of a request
 // walks its tree, unless children are tried in turn: that does verify_tree_walk, with a cluster of CTAs for each request (one CTA where there are no

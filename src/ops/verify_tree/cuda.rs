@@ -35,9 +35,11 @@ pub struct Kernels {
 /// The kernel that sums the rows of the path alone.
 struct PathKernel {
     kernel: Kernel,
-    /// Clusters of [`CLUSTERS`] whose CTAs have n + 1 segments that walk at once.
-    at_once: [[u32; MOST_CTA_PATH_SEGMENTS]; CLUSTERS.len()],
+    at_once: PathsAtOnce,
 }
+
+/// Clusters of [`CLUSTERS`] whose CTAs have n + 1 segments that walk at once.
+type PathsAtOnce = [[u32; MOST_CTA_PATH_SEGMENTS]; CLUSTERS.len()];
 
 /// Shared memory for the weights of so many segments of two rows.
 fn path_bytes(segments: usize) -> u32 {
@@ -53,23 +55,29 @@ impl PathKernel {
             |ctas: usize, segments| kernel.sharing(path_bytes(segments)).active_clusters(ctas as u32, THREADS);
         Ok(PathKernel { kernel, at_once: CLUSTERS.map(|ctas| std::array::from_fn(|n| at_once(ctas, n + 1))) })
     }
-
-    /// CTAs that walk a request's tree, and segments of each of them: as many as let all requests walk at once, and otherwise as few as have room for
-    /// all segments. None is without a segment. `None` where clusters have no room for so many segments.
-    fn cut(&self, requests: usize, segments: usize) -> Option<(usize, usize)> {
-        if segments == 1 {
-            return Some((1, 1));
-        }
-        let cuts = CLUSTERS.iter().zip(&self.at_once).filter_map(|(&ctas, at_once)| {
-            let each = segments.div_ceil(ctas);
-            let n = *at_once.get(each - 1)?;
-            (n > 0 && ctas <= segments).then_some((ctas, each, n as usize))
-        });
-        let all_at_once = cuts.clone().find(|&(_, _, n)| requests <= n);
-        all_at_once.or(cuts.last()).map(|(ctas, each, _)| (ctas, each))
-    }
 }
 
+/// CTAs that walk a request's tree by [`PathKernel`], and segments of each of them: as many as let all requests walk at once, and otherwise as few as have
+/// room for all segments. None is without a segment. `None` where clusters have no room for so many segments, or all rows are soon read at once: a
+/// node of a path takes 10 µs by a cluster, and some 30 rows of 32 segments take no longer by the whole device.
+fn path_cut(at_once: &PathsAtOnce, requests: usize, nodes: usize, segments: usize) -> Option<(usize, usize)> {
+    if segments == 1 {
+        return Some((1, 1));
+    }
+    if requests * nodes < LEAST_PATH_ROWS || segments > MOST_PATH_SEGMENTS {
+        return None;
+    }
+    let cuts = CLUSTERS.iter().zip(at_once).filter_map(|(&ctas, at_once)| {
+        let each = segments.div_ceil(ctas);
+        let n = *at_once.get(each - 1)?;
+        (n > 0 && ctas <= segments).then_some((ctas, each, n as usize))
+    });
+    let all_at_once = cuts.clone().find(|&(_, _, n)| requests <= n);
+    all_at_once.or(cuts.last()).map(|(ctas, each, _)| (ctas, each))
+}
+
+/// Nodes of all requests from which on rows of several segments are summed on the path alone.
+const LEAST_PATH_ROWS: usize = 32;
 /// CTAs of a cluster that walks a tree.
 const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
 
@@ -297,8 +305,9 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
         unused: 0,
     };
     let kernels: &Kernels = enqueue.kernels();
-    if choice != Choice::Coupled && !takes_any(r, &cut, sampling) && cut.per_row() <= MOST_PATH_SEGMENTS {
-        let cuts = kernels.path.as_ref().and_then(|path| Some((path, path.cut(r.batch(), cut.per_row())?)));
+    if choice != Choice::Coupled && !takes_any(r, &cut, sampling) {
+        let cut = |path: &PathKernel| path_cut(&path.at_once, r.batch(), r.nodes(), cut.per_row());
+        let cuts = kernels.path.as_ref().and_then(|path| Some((path, cut(path)?)));
         if let Some((path, (ctas, segments))) = cuts {
             let kernel = path.kernel.sharing(path_bytes(segments));
             let kind = if ctas > 1 { Kind::DependentClusters(ctas as u32) } else { enqueue.dependent_kind() };
@@ -381,6 +390,18 @@ fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut
 mod tests {
     use super::*;
     use crate::runtime::cuda::layout;
+
+    #[test]
+    fn clusters_take_the_path_alone_where_rows_are_many_and_have_room() {
+        // As on an H200.
+        let at_once = [[7, 7, 7, 7], [15, 15, 15, 15], [32, 32, 32, 32], [66, 66, 66, 66]];
+        let of = |requests, nodes, segments| path_cut(&at_once, requests, nodes, segments);
+        assert_eq!([1, 7, 8, 15, 16].map(|n| of(n, 64, 32)), [16, 16, 8, 8, 8].map(|ctas| Some((ctas, 32 / ctas))));
+        assert_eq!([of(1, 31, 32), of(1, 32, 32), of(31, 1, 2)], [None, Some((16, 2)), None]);
+        assert_eq!([of(1, 1, 1), of(1, 32, 2), of(40, 1, 5)], [Some((1, 1)), Some((2, 1)), Some((2, 3))]);
+        assert_eq!([of(1, 64, 64), of(9, 64, 64), of(1, 64, 65)], [Some((16, 4)), Some((16, 4)), None]);
+        assert_eq!(path_cut(&[[0; 4]; 4], 1, 64, 32), None);
+    }
 
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
