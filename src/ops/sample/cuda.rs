@@ -34,6 +34,9 @@ struct Streamed {
     segments_any: Kernel,
 }
 
+/// CTAs that decide rows with filters on a multiprocessor at once.
+const FILTERED_AT_ONCE: usize = 2;
+
 /// Rows of a request that one warp can end.
 const MOST_WARP_ROWS: usize = 32;
 
@@ -106,7 +109,7 @@ kernel_struct! {
         rule: u32,
         wide: u32,
         is_flat: u32,
-        unused: u32,
+        skips_rows: u32,
     }
 }
 
@@ -128,6 +131,12 @@ fn is_any(r: &Request) -> bool {
 /// Whether warps that stream rows can decide them, and end requests, if no row has filters.
 fn warps_can_end(r: &Request) -> bool {
     is_plain(r) && r.gamma < MOST_WARP_ROWS
+}
+
+/// Whether CTAs that decide rows with filters take first rows of requests first, and skip rows past the end of a walk: where more rows are launched than run at
+/// once. Fewer rows would be decided before any end is known. By rejection a later CTA reads what rows gave.
+fn skips_rows(r: &Request, cut: &Cut, multiprocessors: u32) -> bool {
+    r.gamma > 0 && cut.has_filters() && !refuses(r) && cut.rows() > FILTERED_AT_ONCE * multiprocessors as usize
 }
 
 fn cut(r: &Request) -> Result<Option<Cut>> {
@@ -184,6 +193,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let decides = is_whole && matches!(segments, Segments::Streamed(..));
     let rows = &if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows }[!is_plain as usize];
     let launched = Launched { segments, rows: (!decides).then_some(rows), last: refuses(r).then_some(residual) };
+    params.skips_rows = skips_rows(r, &cut, multiprocessors) as u32;
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
@@ -220,7 +230,7 @@ fn params(r: &Request, sampling: SamplingParams) -> SampleParams {
         // In the order of the bits in kernels/sample/params.cuh.
         wide: wide([r.draft, Some(r.next_token), r.target_begin, r.end.stop]),
         is_flat: is_flat as u32,
-        unused: 0,
+        skips_rows: 0,
     }
 }
 
