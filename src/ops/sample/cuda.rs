@@ -34,8 +34,8 @@ struct Streamed {
     segments_any: Kernel,
 }
 
-/// CTAs that decide rows with filters on a multiprocessor at once.
-const FILTERED_AT_ONCE: usize = 2;
+/// Rows with filters of each multiprocessor, which decides two at once, from which on it pays to skip those past the end of a walk.
+const SKIPPED_ROWS: usize = 4;
 
 /// Rows of a request that one warp can end.
 const MOST_WARP_ROWS: usize = 32;
@@ -133,10 +133,10 @@ fn warps_can_end(r: &Request) -> bool {
     is_plain(r) && r.gamma < MOST_WARP_ROWS
 }
 
-/// Whether CTAs that decide rows with filters take first rows of requests first, and skip rows past the end of a walk: where more rows are launched than run at
-/// once. Fewer rows would be decided before any end is known. By rejection a later CTA reads what rows gave.
+/// Whether CTAs that decide rows with filters take first rows of requests first, and skip rows past the end of a walk. Of fewer rows most begin before any end is
+/// known. By rejection a later CTA reads what rows gave.
 fn skips_rows(r: &Request, cut: &Cut, multiprocessors: u32) -> bool {
-    r.gamma > 0 && cut.has_filters() && !refuses(r) && cut.rows() > FILTERED_AT_ONCE * multiprocessors as usize
+    r.gamma > 0 && cut.has_filters() && !refuses(r) && cut.rows() > SKIPPED_ROWS * multiprocessors as usize
 }
 
 fn cut(r: &Request) -> Result<Option<Cut>> {
