@@ -7,6 +7,12 @@ without draft rows. `graph` is GPU time, from calls in a CUDA graph. `copy` is a
 half of them read. `read` and `weigh` are kernels that read as many rows, of 128256 tokens by as many CTAs and copies (`sample_read.py`): `read` finds the
 largest numbers, `weigh` also adds up the weights, and neither draws. Of 32000 tokens they may take longer than the library, and they do not take 151936.
 
+Without draft rows a draft token is what the call itself draws in its place, with likelihood `share`, else a random one; `accepted` is how many of them a request
+accepts, the mean. `share` is 1 but for some rows: all draft tokens are accepted, every row of logits counts, and no call does more. Where some are refused, a call with
+filters does not decide all rows past them. With draft rows the draft tokens are random, and mostly the first is refused: rejection sampling then draws from what the
+row has left. FlashInfer's chain is given the same draft tokens and accepts others of them: a token x with likelihood p(x), and not because it is what a coupled draw
+gives. `chain_accepted` is its own mean, and its time is one in which it accepts so many.
+
 `softmax` is torch's of the target's logits, `torch` that and a draw from each row; neither filters. FlashInfer's chain_speculative_sampling takes
 probabilities of both, without draft rows ones that are 1 at the draft tokens: `chain` is it alone, of what was made beforehand, `softmax_chain` with
 FlashInfer's softmax of the target's logits before it, and with top_k_renorm_probs and top_p_renorm_probs for filters. `sampling` is FlashInfer's sampling
@@ -43,7 +49,8 @@ class Case:
         self.session, self.sets, self.gamma, self.filters, self.has_rows = session, sets, gamma, filters, has_rows
         self.logits = [torch.randn(batch, gamma + 1, tokens, device="cuda", dtype=dtype) * 3 for _ in range(sets)]
         ids = lambda *shape: torch.randint(0, tokens, shape, device="cuda", dtype=torch.int32)  # noqa: E731
-        self.draft = [ids(batch, gamma) for _ in range(sets)]
+        self.random = [ids(batch, gamma) for _ in range(sets)]
+        self.draft = [x.clone() for x in self.random]
         self.rows = [torch.randn(batch, gamma, tokens, device="cuda", dtype=dtype) * 3 for _ in range(sets)] if has_rows else None
         self.temperature = torch.full((batch,), 0.8, device="cuda")
         self.top_p = torch.full((batch,), 0.95, device="cuda")
@@ -52,12 +59,28 @@ class Case:
         self.positions = torch.zeros(batch, device="cuda", dtype=torch.int64)
         self.committed = torch.empty(batch, gamma + 1, device="cuda", dtype=torch.int32)
         self.next_token = torch.empty(batch, device="cuda", dtype=torch.int32)
+        self.accepted = torch.empty(batch, device="cuda", dtype=torch.int32)
+
+    def share(self, likelihood):
+        """Makes each draft token what the call itself draws in its place, with this likelihood, else a random one; with draft rows all are random. Returns how
+        many of them a request accepts, the mean."""
+        call, accepted = self.ours(), 0.0
+        for i, random in enumerate(self.random):
+            self.draft[i].copy_(random)
+            for r in range(0 if self.has_rows else self.gamma):
+                call(i)
+                self.draft[i][:, r] = self.committed[:, r]
+            misses = torch.rand(random.shape, device="cuda") >= likelihood
+            self.draft[i][misses] = random[misses]
+            call(i)
+            accepted += self.accepted.float().mean().item() / self.sets
+        return accepted
 
     def arguments(self, i):
         filters = {name: getattr(self, name) for name in self.filters}
         rows = dict(draft_rows=self.rows[i]) if self.has_rows and self.gamma else {}
         return dict(draft=self.draft[i], target=self.logits[i], temperature=self.temperature, seeds=self.seeds, positions=self.positions,
-                    committed=self.committed, next_token=self.next_token, **filters, **rows)
+                    committed=self.committed, next_token=self.next_token, accepted=self.accepted, **filters, **rows)
 
     def ours(self):
         by_stream = {}
@@ -106,11 +129,24 @@ class Chain:
     def __init__(self, case):
         self.case = case
         self.target = [case.softmax(i) for i in range(case.sets)]
-        self.draft = [torch.softmax(x.float() / 0.8, -1) for x in case.rows] if case.has_rows else [self.certain(x) for x in case.draft]
+        self.draft = [torch.softmax(x.float() / 0.8, -1) for x in case.rows] if case.has_rows else []
+        self.take_drafts()
         batch = len(case.draft[0])
         self.top_k, self.top_p = case.for_each_row(case.top_k), case.for_each_row(case.top_p)
         self.accepted, self.emitted = (torch.zeros(batch, dtype=torch.int32, device="cuda") for _ in range(2))
         self.seed, self.offset = noise()
+
+    def take_drafts(self):
+        """Of the case as it is now."""
+        if not self.case.has_rows:
+            self.draft = []  # what was there may be gone before the next are made
+            self.draft = [self.certain(x) for x in self.case.draft]
+
+    def mean_accepted(self):
+        """What it emits of the drafts: `accepted` counts each as if the others were accepted."""
+        self.emitted.zero_()
+        self.alone(0)
+        return self.emitted.float().mean().item()
 
     def certain(self, draft):
         return torch.zeros(*draft.shape, self.target[0].shape[-1], device="cuda").scatter_(2, draft.long()[..., None], 1.0)
@@ -190,13 +226,15 @@ def floors(case, reading, timer):
     return found
 
 
-def peers(case, chain, timer):
-    """Times of FlashInfer's calls."""
-    found = dict(chain_graph=None, softmax_chain_graph=None, sampling_graph=None)
+def peers(case, chain, timer, share):
+    """Times of FlashInfer's calls. Sampling of every row does not depend on the drafts."""
+    found = dict(chain_graph=None, softmax_chain_graph=None, sampling_graph=None, chain_accepted=None)
     if chain:
+        chain.take_drafts()
         chain.check()
-        found.update(chain_graph=timer.graph(chain.alone, case.sets), softmax_chain_graph=timer.graph(chain.with_softmax, case.sets))
-    if not case.has_rows:
+        found.update(chain_graph=timer.graph(chain.alone, case.sets), softmax_chain_graph=timer.graph(chain.with_softmax, case.sets),
+                     chain_accepted=chain.mean_accepted())
+    if not case.has_rows and share in (1, None):
         sampling = Sampling(case)
         sampling.check()
         found.update(sampling_graph=timer.graph(sampling, case.sets))
@@ -221,8 +259,17 @@ def bounds(case, reading, timer, rows, form):
         rows.put("kernels", **form, timeline=timer.timeline(call, case.sets))
     if not case.filters and not case.has_rows:
         case.temperature.zero_()
+        form.update(accepted=case.share(1) if case.gamma else None)
         rows.put("greedy", **form, vanward_graph=timer.graph(checked(case), case.sets))
         case.temperature.fill_(0.8)
+
+
+def shares(case, quick):
+    """Likelihoods that a draft token is the request's own: less than 1 at few points, and None without drafts or with draft rows."""
+    if case.has_rows or not case.gamma:
+        return (None,)
+    batch, rows, tokens = case.logits[0].shape
+    return (1, 0.7, 0) if quick is not True and (tokens, rows) == (128256, 6) and batch in (8, 32, 128, 256) else (1,)
 
 
 def measure(session, timer, rows, quick):
@@ -238,11 +285,14 @@ def measure(session, timer, rows, quick):
             chain = Chain(case) if flashinfer and gamma else None
             for filters in (NO_FILTERS, ALL_FILTERS) + (() if has_rows else (TOP_P,)):
                 case.filters = filters
-                form = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters), draft_rows=has_rows)
-                row = dict(**form, bytes=case.bytes(), vanward_graph=timer.graph(checked(case), case.sets), **beside)
-                rows.put("sample", **row, **(peers(case, chain, timer) if flashinfer else {}))
-                if quick == "goals":
-                    bounds(case, reading, timer, rows, form)
+                for share in shares(case, quick):
+                    accepted = case.share(share or 0) if gamma else None
+                    form = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters="+".join(filters), draft_rows=has_rows)
+                    form.update(share=share, accepted=accepted)
+                    row = dict(**form, bytes=case.bytes(), vanward_graph=timer.graph(checked(case), case.sets), **beside)
+                    rows.put("sample", **row, **(peers(case, chain, timer, share) if flashinfer else {}))
+                    if quick == "goals" and share in (1, None):
+                        bounds(case, reading, timer, rows, form)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,14 @@ struct Scale {
     }
     // Whether weights are powers of two.
     __device__ bool has_powers(float m) const { return !is_weights && m != infinity(); }
+    // The same of powers, with 0 for numbers below a bound and for NaN.
+    __device__ void weigh_powers(float (&x)[8], float m, float bound) const {
+#pragma unroll
+        for (uint32 e = 0; e < 8; ++e) {
+            const float d = exponent(x[e], m), w = power(d);  // outside the condition, so that no thread branches
+            x[e] = d >= -100.0f && x[e] >= bound ? w : 0.0f;
+        }
+    }
     // The sum of the weights of a strip, in 2^-40.
     __device__ uint64 sum(const float (&x)[8], float m) const {
         if (has_powers(m)) return sum_powers(x, m);
@@ -101,11 +109,13 @@ struct Scale {
         return in_integers(x);
     }
 
-private:
+    // The sum of a strip's weights.
     __device__ static uint64 in_integers(const float (&w)[8]) {
         const float low = __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), high = __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7]));
         return __float2ull_rz(__fmul_rn(__fadd_rn(low, high), ONE));
     }
+
+private:
     __device__ float exponent(float x, float m) const { return __fmul_rn(__fsub_rn(x, m), c); }
     // x / m of numbers from 0 to m, rounded to nearest: with the rounded reciprocal of m a remainder that is exact corrects a quotient to
     // its last bit (Markstein 1990). __fdiv_rn finds a reciprocal for each number, and takes many more steps where a number is 0, as half

@@ -58,7 +58,7 @@ VWD_FIELD(SampleParams, stops, 588, 4)
 VWD_FIELD(SampleParams, rule, 592, 4)
 VWD_FIELD(SampleParams, wide, 596, 4)
 VWD_FIELD(SampleParams, is_flat, 600, 4)
-VWD_FIELD(SampleParams, unused, 604, 4)
+VWD_FIELD(SampleParams, skips_rows, 604, 4)
 
 VWD_CONSTANT(STREAM_BYTES, 196608)
 VWD_CONSTANT(STREAM_WARPS, 12)

@@ -20,6 +20,6 @@ struct SampleParams {
     int64 target_rows;         // N
     uint32 gamma, stops;
     uint32 rule, wide, is_flat;
-    uint32 unused;
+    uint32 skips_rows;         // that lie past the end of a walk, where rows are decided by CTAs and have filters; not by REJECTION
 };
 #include "sample/layout.cuh"

@@ -9,14 +9,11 @@
 // weights relative to that; where filters are given, the largest numbers of its groups of 256 tokens in place of sums. sample_rows has a CTA
 // for each row: it finds the sum of the row, and the token that a greedy or coupled row gives. sample_rows_filtered does so where filters are
 // given, and finds their bounds first. The last CTA of a request walks its rows, draws, cuts, and writes the results. But if rejection
-// sampling has refused a draft token, it leaves that to sample_residual: a CTA for some segments sums what the target has more than the
-// draft, and the last one of the request draws, cuts and writes.
+// sampling has refused a draft token, it leaves that to sample_residual (residual.cu).
 //
 //   sample_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
 //   sample_rows       records ─ [bounds of filters, records anew] ─ sum of the row ─ segment ─ strip ─ token ─ record
 //                     └ last of a request: accept or refuse every row at once ─ first refusal ─ [note it, end] ─ [token] ─ cut ─ results
-//   sample_residual   segments of target and draft ─ difference, sum
-//                     └ last of a request: segment ─ strip ─ token ─ cut ─ results
 //
 // On entry: γ ≤ 64; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
 //
@@ -48,13 +45,31 @@ extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, ANY_SEGMENT_CTAS) 
 
 // --- rows ------------------------------------------------------------------------------------------------------------------------
 
-// FILTERS: rows may have some. ANY: rows may be weights, have log-probabilities, and be verified by rejection; the compiler leaves that out elsewhere,
-// half of the code or more.
+// Where the walk of the launch's request i ends, as far as its rows have said, in a word that is 0 before and after: MOST_ROWS less the first row past which it
+// does not go, or 0. It is the word of the request's first row among the counters.
+struct End {
+    uint32 *word;
+
+    __device__ End(const SamplingParams &p, uint32 i) : word(p.counters + p.per_request.divide(p.launch_rows) + i * p.per_request.value) {}
+    __device__ uint32 ask() const { return load_relaxed(word); }
+    __device__ static bool is_before(uint32 slot, uint32 said) { return said && slot > MOST_ROWS - said; }
+    __device__ void say(uint32 slot) const {
+        asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(word), "r"(MOST_ROWS - slot) : "memory");
+    }
+};
+
+// FILTERS: rows may have some. If p.skips_rows, CTAs take them in the order row of its request, request: a row past the end of its request's walk is then often
+// known to be that, and is not decided. Nothing waits for it; what a skipped row gives has no part in the walk. ANY: rows may be weights, have log-probabilities,
+// and be verified by rejection; the compiler leaves that out elsewhere, half of the code or more.
 template <bool FILTERS, bool ANY> __device__ inline void take_row(const SampleParams &p, DrawShared &shared, FilterShared *filter) {
     __shared__ RowRecord decided_rows[MOST_ROWS];
     begin(p);
     const SamplingParams &sampling = p.sampling;
-    const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), count = sampling.per_request.value, slot = n - i * count;
+    const uint32 count = sampling.per_request.value, requests = sampling.per_request.divide(sampling.launch_rows);
+    const bool may_skip = FILTERS && p.skips_rows;
+    const uint32 i = may_skip ? blockIdx.x % requests : sampling.per_request.divide(blockIdx.x);
+    const uint32 slot = may_skip ? blockIdx.x / requests : blockIdx.x - i * count, n = i * count + slot;
+    const uint32 said = may_skip && threadIdx.x == 0 ? End(sampling, i).ask() : 0;
     const Turn turn(p, sampling.first + i);
     const bool needs = turn.needs(p, slot), draws = needs && p.rule == COUPLED && !turn.is_greedy();
     const uint64 number = draws ? turn.number(p, slot, DRAW) : 0;
@@ -64,12 +79,26 @@ template <bool FILTERS, bool ANY> __device__ inline void take_row(const SamplePa
     if (!ANY) source.scale.is_weights = source.kept.scale.is_weights = false;
     allow_next_kernel();
     wait_for_previous_kernel();
+    // One thread has asked: all go the same way.
+    bool is_past = false;
+    if (may_skip) {
+        __shared__ bool ends_before;
+        if (threadIdx.x == 0) ends_before = End::is_before(slot, said);
+        __syncthreads();
+        is_past = ends_before;
+    }
     if (needs) {
         RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
-        if (is_there) found = decide_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), ANY && p.logprobs && slot <= p.gamma, draws, number);
+        if (is_there && !is_past) found = decide_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), ANY && p.logprobs && slot <= p.gamma, draws, number);
         if (threadIdx.x == 0) sampling.rows[n] = found;
+        // The thread that has the row's draft token.
+        if (may_skip && slot <= p.gamma && threadIdx.x == slot) {
+            const bool goes_on = drafted == int64(found.token) && !(found.status & (NO_TOKEN | NO_ROW)) && !turn.is_stop(p, slot, drafted);
+            if (!goes_on) End(sampling, i).say(slot);
+        }
     }
     if (!is_last_of_request(shared, sampling.counters[i], count)) return;
+    if (may_skip && threadIdx.x == 0) store_relaxed(End(sampling, i).word, 0);
     const Decided decided(CtaTeam{shared}, p, turn, n - slot, decided_rows, drafted);
     decided.load(decided_rows);
     const Walked walked = walk<ANY>(decided);
@@ -105,44 +134,4 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_rows_filter
 }
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_rows_filtered_any(const __grid_constant__ SampleParams p) {
     take_filtered_row<true>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(const __grid_constant__ SampleParams p) {
-    __shared__ DrawShared shared;
-    __shared__ float taken[SEGMENT];
-    __shared__ uint32 refused[1];
-    __shared__ RestShared<1> rests;
-    __shared__ RowRecord decided_rows[MOST_ROWS];
-    begin(p);
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    const SamplingParams &sampling = p.sampling;
-    const uint32 i = sampling.rest_ctas.divide(blockIdx.x), row = sampling.refused[i];
-    if (row == NO_REFUSAL) return;
-    const uint32 first = i * sampling.per_request.value;
-    const bool has_rows = sampling.draft_rows.data;
-    const Turn turn(p, sampling.first + i);
-    const auto summed = [&](uint32 slot) -> SummedRow {
-        return {turn.source(p, slot), sampling.segments + uint64(first + slot) * sampling.per_row.value, sampling.rows[first + slot]};
-    };
-    const SummedRow target = summed(row);
-    Trial trial(shared, taken, target, summed(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
-    trial.take_off(uint32(turn.draft(p, row)), false);
-    const auto segments = [&] { return (sampling.tokens + SEGMENT - 1) / SEGMENT; };
-    const auto rest = [&](uint32 s) -> SegmentSum & { return sampling.rest[i * sampling.per_row.value + s]; };
-#pragma unroll 1
-    for (uint32 s = blockIdx.x - i * sampling.rest_ctas.value; s < segments(); s += sampling.rest_ctas.value) {
-        trial.sum_rests(rests, s, 1);
-        if (threadIdx.x == 0) rest(s) = rests.of(0);
-        __syncthreads();
-    }
-    if (!is_last_of_request(shared, sampling.counters[i], sampling.rest_ctas.value)) return;
-    // What ends the request is asked for again: registers are few while segments are summed.
-    const Turn ending(p, sampling.first + i);
-    const Decided decided(CtaTeam{shared}, p, ending, first, decided_rows, ending.drafted(p, threadIdx.x));
-    decided.load(decided_rows);
-    conclude<true>(decided, {row, false}, [&](uint32 &status) -> int64 {
-        if (!trial.set_rest(threadIdx.x < segments() ? rest(threadIdx.x) : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
-        return trial.draw_rest(ending.number(p, row, DRAW));
-    });
 }

@@ -4,6 +4,8 @@
 // Bytes: the N·V logits of each tree are read once, and Vd for each node that has children and was drawn from a row. What follows reads from
 // the L2 cache: a segment for each draw, the groups of tokens that a filter may keep, and a row of target and draft for each child that is refused.
 //
+// Where children are tried in turn, rows are many and nothing is filtered, path.cu does all in one launch.
+//
 // Work split: as in sample/. verify_tree_segments has a CTA for some segments of each node's row, and of the row that its children were
 // drawn from. verify_tree_rows has a CTA for each of these rows; a coupled or greedy row gives its token there. The last CTA of a request
 // walks its tree, unless children are tried in turn: that does verify_tree_walk, with a cluster of CTAs for each request (one CTA where there are no
@@ -21,48 +23,8 @@
 //
 // targets: compute_80, compute_90
 
-#include "verify_tree/early.cuh"
 #include "verify_tree/end.cuh"
-
-// The tree of a request.
-struct Tree {
-    const SampledTreeParams &p;
-    uint32 request;
-    int32 given, count;  // node_counts, as it is and clamped
-    float temperature;
-    EarlyStops early;
-
-    __device__ Tree(const SampledTreeParams &p, uint32 request) : p(p), request(request), early(p.end, request) {
-        given = p.node_counts ? as<int32>(p.node_counts.at(request)) : p.nodes;
-        count = min(max(given, 0), int32(p.nodes));
-        temperature = p.sampling.temperature_of(request);
-    }
-    __device__ bool is_greedy() const { return ::is_greedy(temperature); }
-    __device__ bool tries_children() const { return p.rule != COUPLED && !is_greedy(); }
-    __device__ int32 parent(int32 c) const { return as<int32>(p.parents.at(request, c)); }
-    __device__ int64 token(int32 c) const { return load_integer(p.tokens.at(request, c), p.token_bytes); }
-
-    // Slots count the nodes, then the rows that their children were drawn from. Whether the row in this slot may be looked at; the whole CTA asks.
-    __device__ bool needs(uint32 slot) const {
-        if (slot < p.nodes) return int32(slot) < count;
-        const int32 node = slot - p.nodes;
-        if (node >= count || !tries_children()) return false;
-        bool has_child = false;
-        for (int32 c = node + 1 + int32(threadIdx.x); c < count && !has_child; c += blockDim.x) has_child = parent(c) == node;
-        return __syncthreads_or(has_child);
-    }
-    // The depth of the node in a slot, counted no further than to `most` and to where stop tokens are allowed, as they are in rows of drafts.
-    __device__ uint32 depth(uint32 slot, uint32 most) const {
-        return slot < p.nodes ? depth_of(p.parents, request, slot, max(most, early.least)) : early.least;
-    }
-    // The row in a slot, without these tokens.
-    __device__ Source source(uint32 slot, const Forbidden &forbidden) const {
-        const SamplingParams &sampling = p.sampling;
-        const bool is_draft = slot >= p.nodes;
-        const char *data = is_draft ? sampling.draft_rows.at(request, slot - p.nodes) : sampling.target.at(request, slot);
-        return {sampling, request, temperature, is_draft, data, forbidden};
-    }
-};
+#include "verify_tree/tree.cuh"
 
 template <bool ANY> __device__ inline void record_nodes(const SampledTreeParams &p) {
     __shared__ SegmentShared shared;
@@ -81,35 +43,6 @@ extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, SEGMENT_CTAS) veri
 extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, ANY_SEGMENT_CTAS) verify_tree_segments_any(const __grid_constant__ SampledTreeParams p) {
     record_nodes<true>(p);
 }
-
-// The nodes of a tree in shared memory.
-struct Nodes {
-    static constexpr uint32 NO_PARENT = 0xffff;
-    int32 token[MOST_NODES];    // -1: none of the vocabulary
-    uint16 parent[MOST_NODES];  // NO_PARENT: none that is sound
-
-    // Whether a link is broken.
-    __device__ bool load(const Tree &tree) {
-        const int64 tokens = tree.p.sampling.tokens;
-        bool is_broken = false;
-        for (int32 c = int32(threadIdx.x); c < tree.count; c += DRAW_THREADS) {
-            const int32 above = c ? tree.parent(c) : -1;
-            const int64 mine = tree.token(c);
-            const bool is_sound = above >= 0 && above < c;
-            is_broken |= c && !is_sound;
-            token[c] = mine >= 0 && mine < tokens ? int32(mine) : -1;
-            parent[c] = is_sound ? above : NO_PARENT;
-        }
-        return __syncthreads_or(is_broken);
-    }
-    // The lowest child of a node above `after` which `wanted` takes; NONE if there is none. The whole CTA looks for it.
-    template <typename Wanted> __device__ int32 child(DrawShared &shared, int32 count, int32 node, int32 after, const Wanted &wanted) const {
-        int32 found = NONE;
-        for (int32 c = max(node, after) + 1 + int32(threadIdx.x); c < count && found == NONE; c += DRAW_THREADS)
-            if (parent[c] == node && wanted(c)) found = c;
-        return cta_min(shared, found);
-    }
-};
 
 // The walk through a tree, and what it finds. `writes`: this CTA writes it.
 struct Walk {
@@ -206,6 +139,7 @@ struct WalkShared {
     Nodes nodes;
     ClusterShared cluster;
     uint32 refused[MOST_NODES];
+    SegmentFactors factors[MOST_SEGMENTS];
     SegmentRecord draft[MOST_SEGMENTS];  // of the node's draft row, from which tokens are taken
     float taken[SEGMENT];                // of a Trial
 };
@@ -252,7 +186,8 @@ private:
         int32 next = may_go_on ? next_child(node, node) : NONE;
         const bool reads_draft = sampling.draft_rows.data && next != NONE;
         // Without a row of drafts any row stands for it; one from which nothing is forbidden takes fewer registers.
-        Trial trial(shared.draw, shared.taken, target, reads_draft ? draft_row(node) : row(node, {}), reads_draft, shared.refused);
+        Trial<true> trial(shared.draw, shared.taken, shared.factors, target, reads_draft ? draft_row(node) : row(node, {}), reads_draft,
+                          shared.refused);
         for (uint32 rank = 0; next != NONE; ++rank) {
             const int32 token = shared.nodes.token[next];
             if (token >= 0) {

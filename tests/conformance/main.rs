@@ -39,6 +39,7 @@ mod remainder;
 mod sample;
 mod sample_draws;
 mod sample_ends;
+mod sample_skips;
 mod sample_variants;
 mod sampling;
 mod select;
@@ -80,6 +81,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: sample_ends::CASES, on: On::Both },
     Family { cases: sample_draws::CASES, on: On::Both },
     Family { cases: sample_draws::VARIANTS, on: On::Cuda },
+    Family { cases: sample_skips::CASES, on: On::Cuda },
     Family { cases: sample_variants::CASES, on: On::Cuda },
     Family { cases: tree::CASES, on: On::Both },
     Family { cases: tree_end::CASES, on: On::Both },

@@ -18,6 +18,7 @@ pub const CASES: &[Case] = cases![
     sample_commits_the_same_text_whatever_was_drafted,
     sample_of_a_request_depends_on_no_other,
     sample_commits_the_same_tokens_as_on_the_cpu,
+    sample_draws_what_refusals_leave_as_on_the_cpu,
     sample_filters_flat_rows_as_on_the_cpu,
     sample_takes_large_vocabularies,
     sample_takes_one_row_a_request,
@@ -302,6 +303,38 @@ fn sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
         let scene = random(rng, batch, gamma, tokens);
         let scene = if rng.one_in(3) { ragged(rng, scene) } else { scene };
         scene.run(backend, None).assert_same(scene.run(&cpu, None));
+    });
+}
+
+/// Draft tokens that are refused, in rows of several segments, to the bit: of logits that filters leave by a bound, for which CUDA has a kernel, and by
+/// min-p. The last has so many requests that a CTA takes several segments.
+fn sample_draws_what_refusals_leave_as_on_the_cpu(backend: &Backend) {
+    let cpu = Backend::cpu(2);
+    let filtered = Settings { temperature: F32.round(0.7), top_k: 3000, top_p: F32.round(0.98), ..PLAIN };
+    let by_weight = Settings { min_p: F32.round(0.01), ..PLAIN };
+    rounds(1, |rng| {
+        let all = [(F32, PLAIN, 2), (F16, filtered, 2), (BF16, by_weight, 2), (BF16, PLAIN, 140)];
+        for (dtype, settings, batch) in all {
+            let tokens = 2 * 4096 + rng.size(1..=99);
+            let rows = Array::from_fn(&[2, tokens], |_| 2.0 * rng.normal());
+            // Requests share rows, with their drafts in other order.
+            let mut scene = Scene::plain(dtype, Array::filled(&[batch, 0], 0.0));
+            scene.target = Array::from_fn(&[batch, 2, tokens], |at| dtype.round(rows[[at[1], at[2]]]));
+            let near = Array::from_fn(&[tokens], |at| dtype.round(rows[[0, at[0]]] + rng.normal()));
+            scene.draft_rows = Some(Array::from_fn(&[batch, 1, tokens], |at| near[[at[2]]]));
+            scene.draft_dtype = dtype;
+            // Of some tokens the one that the draft prefers to the target most.
+            let more = |&token: &usize| near[[token]] - rows[[0, token]];
+            scene.draft = Array::from_fn(&[batch, 1], |_| {
+                let some: Vec<usize> = (0..8).map(|_| rng.size(0..=tokens - 1)).collect();
+                some.into_iter().max_by(|a, b| more(a).total_cmp(&more(b))).expect("some") as i64
+            });
+            (scene.rule, scene.wants_logprobs) = (VWD_ACCEPT_REJECTION, false);
+            scene.settings = vec![settings; batch];
+            let found = scene.run(backend, None);
+            assert!(found.accepted.iter().filter(|&&n| n == 0).count() * 2 >= batch, "{:?}", found.accepted);
+            found.assert_same(scene.run(&cpu, None));
+        }
     });
 }
 

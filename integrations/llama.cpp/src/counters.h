@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 #define VANWARD_GGML_COUNTERS(X)                                                                                               \
@@ -25,6 +26,7 @@
     X(updated, "steps captured in a CUDA graph that was brought up to date")                                                   \
     X(replayed, "steps launched as the CUDA graph of the step before")                                                         \
     X(eager, "steps on a GPU whose kernels were enqueued one by one")                                                          \
+    X(looked_through, "graphs on a GPU whose nodes were looked at; others have a number of ggml's that says they are those of the graph before") \
     X(kept_inputs, "masks and numbers of rows on a GPU that were known from what the host wrote there")                        \
     X(read_inputs, "masks and numbers of rows that were read back from a GPU")                                                 \
     X(read_ns, "ns in which steps on a GPU waited for the step before, and for masks and numbers of rows")                     \
@@ -45,5 +47,18 @@ struct Counters {
 };
 
 extern Counters counters;
+
+/** Adds the time in which it lives to a counter. */
+class Timed {
+  public:
+    explicit Timed(std::atomic<uint64_t> &ns) : ns_(ns) {}
+    ~Timed() { ns_ += static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count()); }
+    Timed(const Timed &) = delete;
+    Timed &operator=(const Timed &) = delete;
+
+  private:
+    std::atomic<uint64_t> &ns_;
+    const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
 
 }  // namespace vanward

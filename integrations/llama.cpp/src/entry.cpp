@@ -116,7 +116,18 @@ ggml_backend_t open_wrapper(ggml_backend_dev_t device, const char *parameters) {
         delete self;
     };
     forward<&ggml_backend_i::get_tensor_async, &ggml_backend_i::get_tensor_2d_async, &ggml_backend_i::synchronize, &ggml_backend_i::event_record,
-            &ggml_backend_i::event_wait, &ggml_backend_i::graph_optimize>(calls, inner->iface);
+            &ggml_backend_i::event_wait>(calls, inner->iface);
+    if (inner->iface.graph_optimize != nullptr) {
+        calls.graph_optimize = [](Self self, ggml_cgraph *graph, ggml_backend_graph_optimize_params *parameters) {
+            try {
+                static_cast<Wrapper *>(self->context)->optimize(graph, [&](ggml_cgraph *shown) {
+                    inner_of(self)->iface.graph_optimize(inner_of(self), shown, parameters);
+                });
+            } catch (const std::exception &error) {  // the graph is what it was
+                log(GGML_LOG_LEVEL_ERROR, "vanward: %s", error.what());
+            }
+        };
+    }
     // These go past the functions of a buffer.
     if (inner->iface.set_tensor_async != nullptr) {
         calls.set_tensor_async = [](Self self, ggml_tensor *tensor, const void *data, size_t offset, size_t size) {

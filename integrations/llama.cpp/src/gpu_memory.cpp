@@ -246,9 +246,13 @@ const void *GpuMemory::read(const void *data, size_t bytes, std::vector<char> &c
     return copy.data();
 }
 
-const void *GpuMemory::get(const void *from, size_t bytes) {
-    void *staged = stage(bytes);
-    must(cuda.cuMemcpyDtoHAsync_v2(staged, reinterpret_cast<uint64_t>(from), bytes, stream), "cuMemcpyDtoHAsync");
+const void *GpuMemory::get(const void *from, size_t bytes) { return get(std::vector<const void *>{from}, bytes); }
+
+const void *GpuMemory::get(const std::vector<const void *> &from, size_t bytes) {
+    char *staged = static_cast<char *>(stage(from.size() * bytes));
+    for (size_t i = 0; i < from.size(); ++i) {
+        must(cuda.cuMemcpyDtoHAsync_v2(staged + i * bytes, reinterpret_cast<uint64_t>(from[i]), bytes, stream), "cuMemcpyDtoHAsync");
+    }
     return staged;
 }
 

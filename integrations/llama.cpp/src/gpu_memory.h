@@ -73,6 +73,8 @@ class GpuMemory : public Memory {
 
     /** Enqueues a copy to the host. What it returns is written once `wait` has returned, and is the caller's until the second `next_step`. */
     const void *get(const void *from, size_t bytes);
+    /** So many bytes from each of these places, one behind the other. */
+    const void *get(const std::vector<const void *> &from, size_t bytes);
     /** Forgets what `get` and `put` had on the host two steps ago. The stream was waited for since. */
     void next_step();
 

@@ -8,21 +8,21 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace vanward {
 
 namespace {
 
-/** Channels of a key that its print is made of. */
+/** Channels of a key that its print is made of, and the bytes that they take in a cache. */
 constexpr int64_t PRINTED = 8;
+constexpr size_t PRINTED_BYTES = PRINTED * 2;
+/** Most keys that are copied one by one: the wrapped backend's stream, on which it copies logits behind the step, does not wait for them. */
+constexpr size_t MOST_COPIES = 8;
 /** Buffers whose inputs are followed. A context has one; where ggml makes it anew, the old one's are forgotten in time. */
 constexpr size_t MOST_BUFFERS = 4;
 
 bool is_on_host(const ggml_tensor *tensor) { return ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(tensor->buffer)); }
-
-uint64_t print_of_floats(const float *key) {
-    return print_of(reinterpret_cast<const char *>(key)) * 31 + print_of(reinterpret_cast<const char *>(key + PRINTED / 2));
-}
 
 }  // namespace
 
@@ -112,9 +112,31 @@ Layer *Wrapper::witness(const Plan &plan) const {
     return plan.sparse_layers.empty() ? nullptr : plan.sparse_layers[plan.sparse_layers.size() / 2];
 }
 
-const float *Wrapper::read_keys(const Layer &layer, const std::vector<int32_t> &cells) {
+uint64_t Wrapper::Keys::print(int64_t index) const {
+    char key[PRINTED_BYTES];
+    if (!are_floats) {
+        memcpy(key, static_cast<const char *>(data) + static_cast<size_t>(index) * PRINTED_BYTES, PRINTED_BYTES);
+    } else {  // they were elements of the cache, so that nothing is rounded
+        const float *floats = static_cast<const float *>(data) + index * PRINTED;
+        if (type == GGML_TYPE_BF16) {
+            ggml.ggml_fp32_to_bf16_row(floats, reinterpret_cast<ggml_bf16_t *>(key), PRINTED);
+        } else {
+            ggml.ggml_fp32_to_fp16_row(floats, reinterpret_cast<ggml_fp16_t *>(key), PRINTED);
+        }
+    }
+    return print_of(key);
+}
+
+Wrapper::Keys Wrapper::read_keys(const Layer &layer, const std::vector<int32_t> &cells) {
     const int64_t count = static_cast<int64_t>(cells.size());
     enter();
+    if (cells.size() <= MOST_COPIES) {
+        std::vector<const void *> rows;
+        for (int32_t cell : cells) {
+            rows.push_back(layer.row(cell));
+        }
+        return {memory_->get(rows, PRINTED_BYTES), layer.type, false};
+    }
     if (static_cast<int64_t>(numbers_->size()) < count) {
         numbers_->grow(static_cast<size_t>(2 * count));
         keys_->grow(static_cast<size_t>(2 * count * PRINTED));
@@ -131,10 +153,10 @@ const float *Wrapper::read_keys(const Layer &layer, const std::vector<int32_t> &
     keys->buffer = memory_->buffer_of(keys->data);
     leave();
     if (!compute_alone(keys)) {
-        return nullptr;
+        return {};
     }
     enter();
-    return static_cast<const float *>(memory_->get(keys->data, cells.size() * PRINTED * sizeof(float)));
+    return {memory_->get(keys->data, cells.size() * PRINTED * sizeof(float)), layer.type, true};
 }
 
 void Wrapper::look_for_changes(Plan &plan) {
@@ -160,10 +182,10 @@ void Wrapper::look_for_changes(Plan &plan) {
         if (cells.empty()) {
             continue;
         }
-        const float *keys = read_keys(*layer, cells);
+        const Keys keys = read_keys(*layer, cells);
         memory_->wait();
         size_t same = 0;
-        while (keys != nullptr && same < cells.size() && print_of_floats(keys + static_cast<int64_t>(same) * PRINTED) == known.prints[same]) {
+        while (keys.data != nullptr && same < cells.size() && keys.print(static_cast<int64_t>(same)) == known.prints[same]) {
             ++same;
         }
         if (same < cells.size()) {
@@ -194,13 +216,14 @@ void Wrapper::take_prints() {
                 for (int64_t j = first; j < first + blocks; ++j) {
                     cells.push_back(sequence.cells()[static_cast<size_t>(std::min((j + 1) * attention_->block(), sequence.size()) - 1)]);
                 }
-                readings.push_back({plan.cache, sequence.name, first, blocks, sequence.size(), nullptr});
+                readings.push_back({plan.cache, sequence.name, first, blocks, sequence.size(), {}, 0, nullptr});
             }
         }
-        const float *keys = cells.empty() ? nullptr : read_keys(*layer, cells);
+        const Keys keys = cells.empty() ? Keys{} : read_keys(*layer, cells);
+        int64_t first_key = 0;
         for (Reading &reading : readings) {
             reading.keys = keys;
-            keys = keys == nullptr ? nullptr : keys + reading.blocks * PRINTED;
+            reading.first_key = std::exchange(first_key, first_key + reading.blocks);
             reading.layer = layer->tensor;
             readings_.push_back(reading);
         }
@@ -211,14 +234,14 @@ void Wrapper::keep_prints() {
     for (const Reading &reading : readings_) {
         std::lock_guard<std::mutex> guard(reading.cache->mutex);
         Layer *layer = reading.cache->find_layer(reading.layer);
-        auto found = layer == nullptr || reading.keys == nullptr ? decltype(layer->known.find(0)){} : layer->known.find(reading.sequence);
-        if (layer == nullptr || reading.keys == nullptr || found == layer->known.end()) {
+        auto found = layer == nullptr || reading.keys.data == nullptr ? decltype(layer->known.find(0)){} : layer->known.find(reading.sequence);
+        if (layer == nullptr || reading.keys.data == nullptr || found == layer->known.end()) {
             continue;
         }
         Known &known = found->second;
         known.prints.resize(static_cast<size_t>(reading.first_block + reading.blocks));
         for (int64_t j = 0; j < reading.blocks; ++j) {
-            known.prints[static_cast<size_t>(reading.first_block + j)] = print_of_floats(reading.keys + j * PRINTED);
+            known.prints[static_cast<size_t>(reading.first_block + j)] = reading.keys.print(reading.first_key + j);
         }
         known.printed = reading.tokens;
     }

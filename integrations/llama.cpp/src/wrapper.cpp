@@ -5,12 +5,12 @@
 #include "cuda.h"
 #include "ggml-backend-impl.h"
 #include "ggml_calls.h"
+#include "graph.h"
 #include "operations.h"
 #include "options.h"
 #include "watch.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -21,21 +21,6 @@ namespace {
 
 /** Tensors of our own in a step: three for each attention, and some. */
 constexpr size_t OWN_TENSORS = 4096;
-/** Most rows of a product with chosen experts' quantised weights that ggml-cuda never waits in, on any GPU. */
-constexpr int64_t EXPERT_ROWS = 4;
-
-/** ggml_cgraph, which backends are given and no public header declares: as ggml 0.25 … 0.27 have it. */
-struct Graph {
-    int size, n_nodes, n_leafs;
-    ggml_tensor **nodes, **grads, **grad_accs, **leafs;
-    int32_t *use_counts;
-    struct {
-        size_t size;
-        void *used, *keys;
-    } visited;
-    int order;
-    uint64_t uid;
-};
 
 /** Whether this ggml has it so: a graph's array of nodes follows the struct, whose fields say the same as ggml's functions. */
 bool has_graphs_so(ggml_context *memory) {
@@ -44,19 +29,6 @@ bool has_graphs_so(ggml_context *memory) {
     return reinterpret_cast<char *>(ggml.ggml_graph_nodes(made)) == reinterpret_cast<const char *>(graph) + sizeof(Graph) &&
            graph->size == 8 && graph->n_nodes == 0 && graph->nodes == ggml.ggml_graph_nodes(made) && graph->uid == 0;
 }
-
-/** Adds the time in which it lives to a counter. */
-class Timed {
-  public:
-    explicit Timed(std::atomic<uint64_t> &ns) : ns_(ns) {}
-    ~Timed() { ns_ += static_cast<uint64_t>(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count()); }
-    Timed(const Timed &) = delete;
-    Timed &operator=(const Timed &) = delete;
-
-  private:
-    std::atomic<uint64_t> &ns_;
-    const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 }  // namespace
 
@@ -169,194 +141,33 @@ ggml_status Wrapper::pass_nodes(const ggml_cgraph *like, ggml_tensor **nodes, in
 
 ggml_status Wrapper::pass_whole(ggml_cgraph *graph) { return ggml.ggml_backend_graph_compute_async(inner_, graph); }
 
+void Wrapper::optimize(ggml_cgraph *graph, const std::function<void(ggml_cgraph *)> &show) {
+    if (memory_ == nullptr) {  // graphs are passed on whole
+        show(graph);
+        return;
+    }
+    // What the backend says about memory is about tensors, and holds in any order. With GGML_CUDA_GRAPH_OPT=1 ggml-cuda also changes the order, and
+    // remembers nodes at which streams fork and join. They join at attentions, which are not passed on: so the order is restored, and the
+    // forks give way to those of a graph that has none, as ggml-cuda remembers the last graph's alone.
+    Graph &known = *reinterpret_cast<Graph *>(graph);
+    const Graph before = known;
+    const std::vector<ggml_tensor *> nodes(known.nodes, known.nodes + known.n_nodes);
+    show(graph);
+    known = before;
+    std::copy(nodes.begin(), nodes.end(), known.nodes);
+    ggml_tensor *nothing = &nothing_;
+    Graph without = before;
+    without.nodes = &nothing;
+    without.n_nodes = 1;
+    without.uid = 0;
+    show(reinterpret_cast<ggml_cgraph *>(&without));
+}
+
 bool Wrapper::compute_alone(ggml_tensor *node) {
     node->flags |= GGML_TENSOR_FLAG_COMPUTE;
     ggml.ggml_graph_clear(alone_);
     ggml.ggml_graph_add_node(alone_, node);
     return pass_nodes(alone_, &node, 1) == GGML_STATUS_SUCCESS;
-}
-
-// --- what a graph does --------------------------------------------------------------------------------------------------------
-
-bool Wrapper::look_through(ggml_cgraph *graph) {
-    plans_.clear();
-    cuts_.clear();
-    writes_.clear();
-    masks_.clear();
-    ggml_tensor **nodes = ggml.ggml_graph_nodes(graph);
-    const int count = ggml.ggml_graph_n_nodes(graph);
-    for (int i = 0; i < count; ++i) {
-        ggml_tensor *op = nodes[i];
-        const Kind kind = kind_of(op);
-        if (kind == Kind::attention) {
-            if (!options.enabled) {
-                continue;
-            }
-            Node node;
-            std::atomic<uint64_t> *reason = take_apart(op, node);
-            reason = reason != nullptr                                     ? reason
-                     : !is_input(node.mask)                                ? &counters.declined_type
-                     : node.rows * node.streams > options.rows             ? &counters.declined_rows
-                     : node.k->ne[1] <= options.dense_below_on(true)       ? &counters.declined_short
-                                                                           : nullptr;
-            if (reason != nullptr) {
-                *reason += 1;
-                continue;
-            }
-            node.find_stream();
-            const int from = cuts_.empty() ? 0 : cuts_.back().index + 1;
-            cuts_.push_back({i, node, end_of_queries(nodes, from, i, node.q), 0, nullptr});
-        } else if ((kind == Kind::write || kind == Kind::rotation) && layer_number(op->view_src, 'k') >= 0) {
-            std::shared_ptr<Cache> cache = find_cache(op->view_src);
-            if (cache == nullptr || !cache->has_sequences()) {
-                continue;
-            }
-            if (kind == Kind::rotation || op->src[1]->type != GGML_TYPE_I64 || !is_input(op->src[1])) {  // every key is another one after it
-                std::lock_guard<std::mutex> guard(cache->mutex);
-                cache->forget();
-                counters.shifts += 1;
-            } else if (std::none_of(writes_.begin(), writes_.end(), [&](const Write &each) {
-                           return each.numbers == op->src[1] && each.cache == cache;
-                       })) {
-                writes_.push_back({op->src[1], cache, nullptr});
-                counters.writes += 1;
-            }
-        }
-    }
-    return !cuts_.empty() || !writes_.empty();
-}
-
-bool Wrapper::make_plans() {
-    for (Cut &cut : cuts_) {
-        Node &node = cut.node;
-        std::shared_ptr<Cache> cache = cache_of(node.keys, this, *memory_);
-        size_t i = 0;
-        for (; i < plans_.size(); ++i) {
-            const Node &other = plans_[i].node;
-            if (plans_[i].cache == cache && other.mask == node.mask && other.rows == node.rows && other.streams == node.streams &&
-                other.first_stream == node.first_stream && other.k->ne[1] == node.k->ne[1]) {
-                break;
-            }
-        }
-        if (i == plans_.size()) {
-            plans_.push_back({cache, node, {}, {}, {}, {}, false, {}});
-        }
-        cut.plan = i;
-        std::lock_guard<std::mutex> guard(cache->mutex);
-        cut.layer = &cache->layer(node.keys);
-        if (attention_->is_sparse(*cut.layer)) {
-            watch(node.keys->buffer);
-            plans_[i].sparse_layers.push_back(cut.layer);
-        } else {
-            plans_[i].has_dense_layers = true;
-        }
-        if (gpu_.is_host()) {
-            for (const ggml_tensor *tensor : {node.keys, node.values, static_cast<const ggml_tensor *>(node.out), node.sinks}) {
-                if (tensor != nullptr) {
-                    gpu_.reach(tensor->buffer);
-                }
-            }
-        }
-    }
-    bool any = false;
-    for (Plan &plan : plans_) {
-        std::lock_guard<std::mutex> guard(plan.cache->mutex);
-        any |= place(plan);
-    }
-    return any;
-}
-
-bool Wrapper::place(Plan &plan) {
-    const Node &node = plan.node;
-    const auto mask = std::find_if(masks_.begin(), masks_.end(), [&](const Mask &each) { return each.tensor == node.mask; });
-    const std::vector<Placed> *placed = plan.cache->place(&mask->shown, node.rows, node.first_stream, node.streams, node.k->ne[1], mask->kept);
-    if (placed != nullptr) {
-        plan.placed = *placed;
-    }
-    return placed != nullptr;
-}
-
-bool Wrapper::is_left_unseen() {
-    int64_t written = 0;
-    for (const Write &write : writes_) {
-        written = std::max(written, write.numbers->ne[0]);
-    }
-    short_.longest += written;
-    const bool is_like_it = !cuts_.empty() && short_.rows == cuts_[0].node.rows * cuts_[0].node.streams && short_.attentions == cuts_.size();
-    return is_like_it && options.sparse && short_.longest <= attention_->dense_up_to() && ++short_.steps < STEPS_BETWEEN_CHECKS;
-}
-
-bool Wrapper::is_left() {
-    short_ = {};
-    for (Plan &plan : plans_) {
-        std::lock_guard<std::mutex> guard(plan.cache->mutex);
-        short_.longest = std::max(short_.longest, plan.cache->longest());
-        if (!options.sparse || plan.placed.empty() || (!plan.sparse_layers.empty() && attention_->pays(plan.node, true, plan.placed)) ||
-            (plan.has_dense_layers && attention_->pays(plan.node, false, plan.placed))) {
-            return false;
-        }
-    }
-    short_.rows = cuts_[0].node.rows * cuts_[0].node.streams;
-    short_.attentions = cuts_.size();
-    if (short_.longest <= attention_->dense_up_to()) {
-        forget();  // steps like it are not looked at, and what they write is not followed; short sequences need no summaries
-    }
-    return true;
-}
-
-void Wrapper::lay_out(Plan &plan) {
-    const Node &node = plan.node;
-    look_for_changes(plan);
-    auto begin_of = [&](const Sequence &sequence) {
-        int64_t begin = sequence.size();
-        for (Layer *layer : plan.sparse_layers) {
-            begin = std::min(begin, layer->of(sequence).summarised);
-        }
-        return begin;
-    };
-    for (bool sparse : {true, false}) {
-        if (sparse ? plan.sparse_layers.empty() : !plan.has_dense_layers) {
-            continue;
-        }
-        std::vector<Batch> &batches = sparse ? plan.sparse : plan.dense;
-        batches = attention_->batches(node, sparse, plan.placed);
-        for (Batch &batch : batches) {
-            if (mirrors_used_ == mirrors_.size()) {
-                mirrors_.emplace_back(*memory_);
-            }
-            Mirrors &mirrors = mirrors_[mirrors_used_++];
-            attention_->lay_out(node, *plan.cache, batch, mirrors.tokens, begin_of);
-            const size_t count = batch.groups.size();
-            batch.at.lens = mirrors.lens.show(batch.lens.data(), count);
-            if (batch.sparse) {
-                batch.at.begins = mirrors.begins.show(batch.begins.data(), count);
-                batch.at.budgets = mirrors.budgets.show(batch.budgets.data(), count);
-                batch.at.pages = batch.pages == nullptr ? nullptr : mirrors.pages.show(batch.pages, count * static_cast<size_t>(batch.most_pages));
-                batch.is_late = attention_->can_be_late(batch);
-                for (size_t i = 0; i < count; ++i) {
-                    for (Layer *layer : plan.sparse_layers) {
-                        // Otherwise results would depend on tokens that were taken back.
-                        batch.is_late &= layer->of(*batch.groups[i].sequence).reached == batch.begins[i];
-                    }
-                }
-                for (const Placed &group : batch.groups) {
-                    plan.begins.push_back(begin_of(*group.sequence));
-                    counters.summarised += static_cast<uint64_t>(group.sequence->size() - plan.begins.back());
-                }
-            }
-        }
-    }
-    for (Layer *layer : plan.sparse_layers) {
-        attention_->make_room(node, *plan.cache, *layer);
-    }
-    for (const Batch &batch : plan.sparse) {
-        for (size_t i = 0; batch.sparse && i < batch.groups.size(); ++i) {
-            for (Layer *layer : plan.sparse_layers) {
-                Known &known = layer->of(*batch.groups[i].sequence);
-                known.summarised = known.reached = batch.groups[i].sequence->size();
-            }
-        }
-    }
 }
 
 // --- attention ----------------------------------------------------------------------------------------------------------------
@@ -456,17 +267,9 @@ bool Wrapper::update_late() {
 
 // --- a step as a CUDA graph -----------------------------------------------------------------------------------------------------
 
-bool Wrapper::can_be_captured(ggml_cgraph *graph) const {
-    if (!options.graphs || options.check || entered_ == nullptr || left_ == nullptr || !Capture::is_possible() ||
-        std::any_of(plans_.begin(), plans_.end(), [](const Plan &plan) { return plan.placed.empty(); })) {
-        return false;
-    }
-    // What ggml does not capture either: products that ask the GPU which experts were chosen.
-    ggml_tensor **nodes = ggml.ggml_graph_nodes(graph);
-    return std::none_of(nodes, nodes + ggml.ggml_graph_n_nodes(graph), [](const ggml_tensor *node) {
-        return kind_of(node) == Kind::experts && (!ggml.ggml_is_quantized(node->src[0]->type) || node->src[1]->type != GGML_TYPE_F32 ||
-                                                  node->type != GGML_TYPE_F32 || node->ne[2] > EXPERT_ROWS);
-    });
+bool Wrapper::can_be_captured() const {
+    return options.graphs && !options.check && entered_ != nullptr && left_ != nullptr && Capture::is_possible() && !known_graph_.waits &&
+           std::none_of(plans_.begin(), plans_.end(), [](const Plan &plan) { return plan.placed.empty(); });
 }
 
 Description Wrapper::describe_calls() const {
@@ -484,7 +287,7 @@ Description Wrapper::describe_calls() const {
 }
 
 bool Wrapper::run_captured(ggml_cgraph *graph) {
-    if (!can_be_captured(graph)) {
+    if (!can_be_captured()) {
         return false;
     }
     const int count = ggml.ggml_graph_n_nodes(graph);

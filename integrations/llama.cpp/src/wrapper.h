@@ -9,6 +9,7 @@
 #include "step.h"
 
 #include <exception>
+#include <functional>
 #include <memory>
 
 namespace vanward {
@@ -45,6 +46,8 @@ class Wrapper {
 
     ggml_backend_t inner() const { return inner_; }
     ggml_status compute(ggml_cgraph *graph);
+    /** Shows a graph to the wrapped backend, which `show` asks to optimize it. Its order stays, and the backend plans no streams for it. */
+    void optimize(ggml_cgraph *graph, const std::function<void(ggml_cgraph *)> &show);
 
   private:
     /** The attentions of a graph that have the same rows of the same cache. */
@@ -66,13 +69,21 @@ class Wrapper {
         size_t plan;
         Layer *layer;
     };
-    /** Keys that are being read back, whose prints are kept. */
+    /** The first channels of keys that are being read back: elements of a cache, or the same as floats. */
+    struct Keys {
+        const void *data = nullptr;
+        ggml_type type = GGML_TYPE_F16;
+        bool are_floats = false;
+        uint64_t print(int64_t index) const;
+    };
+    /** Keys whose prints are kept. */
     struct Reading {
         std::shared_ptr<Cache> cache;
         uint64_t sequence;
         int64_t first_block, blocks, tokens;
-        const float *keys;
-        const ggml_tensor *layer = nullptr;
+        Keys keys;
+        int64_t first_key;
+        const ggml_tensor *layer;
     };
     /** Plans the step. Returns false where it is the wrapped backend's as a whole. */
     bool prepare();
@@ -88,10 +99,14 @@ class Wrapper {
     ggml_status run(ggml_cgraph *graph);
     /** Enqueues the step by a graph. Returns false, having enqueued nothing, where `run` has to. */
     bool run_captured(ggml_cgraph *graph);
-    bool can_be_captured(ggml_cgraph *graph) const;
+    bool can_be_captured() const;
     Description describe_calls() const;
     /** What the graph does with caches. Returns false where it is the wrapped backend's as a whole. */
-    bool look_through(ggml_cgraph *graph);
+    bool look_through(const ggml_cgraph *graph);
+    /** Whether its nodes were looked at before, with the options that matter for it. */
+    bool is_known(const ggml_cgraph *graph) const;
+    /** Looks at its nodes. */
+    void know(const ggml_cgraph *graph);
     void read_inputs();
     /** What a tensor holds, if the host wrote it since the last graph; otherwise NULL. From then on it is known when the host writes it. */
     const Kept *known(const ggml_tensor *tensor, size_t bytes);
@@ -116,7 +131,7 @@ class Wrapper {
     void look_for_changes(Plan &plan);
     void take_prints();
     void keep_prints();
-    const float *read_keys(const Layer &layer, const std::vector<int32_t> &cells);
+    Keys read_keys(const Layer &layer, const std::vector<int32_t> &cells);
     Layer *witness(const Plan &plan) const;
     const void *read(const ggml_tensor *tensor, size_t bytes);
     bool compute_alone(ggml_tensor *node);
@@ -147,7 +162,22 @@ class Wrapper {
     };
     Short short_;
 
+    /** What the nodes of the last graph say. ggml gives a graph a number, another one where nodes are others; llama.cpp keeps it for many steps. */
+    struct KnownGraph {
+        uint64_t uid = 0;
+        ggml_tensor *const *nodes = nullptr;
+        int count = 0;
+        bool enabled = false;
+        int64_t rows = 0, dense_below = 0;
+        /** Counters of attentions that are left to ggml, and the nodes that change keys. */
+        std::vector<std::atomic<uint64_t> *> reasons;
+        std::vector<const ggml_tensor *> changes;
+        /** Whether the wrapped backend may wait for the GPU in it. */
+        bool waits = false;
+    };
+    KnownGraph known_graph_;
     std::vector<Plan> plans_;
+    /** Its attentions that are taken. */
     std::vector<Cut> cuts_;
     struct Write {
         const ggml_tensor *numbers;

@@ -1,11 +1,16 @@
 // A backend of ggml for the tests: APART0 and APART1 compute on the CPU, each in memory of the emulated GPU that ggml does not take for the host's, so
-// that the scheduler copies the inputs of their graphs as it does for a GPU. ggml and the CPU's backend are loaded already.
+// that the scheduler copies the inputs of their graphs as it does for a GPU. ggml and the CPU's backend are loaded already. As ggml-cuda with
+// GGML_CUDA_GRAPH_OPT=1 they change the order of graphs, and remember where streams would fork and join: a graph fails where they would not join.
 
 #include "ggml-backend-impl.h"
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <map>
+#include <unordered_set>
 
 namespace {
 
@@ -70,6 +75,73 @@ ggml_backend_buffer_type types[2] = {make_type(&devices[0]), make_type(&devices[
 ggml_backend_buffer_type_t type_of(ggml_backend_dev_t device) { return &types[device - devices]; }
 bool is_ours(const ggml_tensor *tensor) { return tensor->buffer->buft == &types[0] || tensor->buffer->buft == &types[1]; }
 
+// --- streams --------------------------------------------------------------------------------------------------------------------
+
+/** What a backend computes with, and what it knows of graphs that it was shown. */
+struct Context {
+    ggml_backend_t cpu;
+    /** Where streams fork in the last graph that was shown, and the attention in which they join. */
+    std::map<const ggml_tensor *, const ggml_tensor *> joins;
+    /** Forks of any graph that was shown, and the nodes that were moved behind them. */
+    std::map<const ggml_tensor *, ggml_tensor *> moved;
+};
+
+Context *context_of(ggml_backend_t backend) { return static_cast<Context *>(backend->context); }
+
+bool is(const ggml_tensor *node, const char *operation) { return strcmp(ggml_op_name(node->op), operation) == 0; }
+
+/** The normed input of a layer's attention: queries, keys and values are made of it. */
+bool forks(const ggml_tensor *node) { return strncmp(node->name, "attn_norm-", 10) == 0; }
+
+/** Streams fork at each layer's input and join at its attention. The second product is moved to the first one's place. */
+void optimize(ggml_backend_t backend, ggml_cgraph *graph, ggml_backend_graph_optimize_params *) {
+    Context &context = *context_of(backend);
+    ggml_tensor **nodes = ggml_graph_nodes(graph);
+    context.joins.clear();
+    for (int fork = 0; fork < ggml_graph_n_nodes(graph); ++fork) {
+        if (!forks(nodes[fork])) {
+            continue;
+        }
+        int products = 0;
+        for (int i = fork + 1; i < ggml_graph_n_nodes(graph); ++i) {
+            if (is(nodes[i], "FLASH_ATTN_EXT")) {
+                context.joins[nodes[fork]] = nodes[i];
+                break;
+            }
+            products += nodes[i]->src[1] == nodes[fork];
+            if (products == 2 && nodes[i]->src[1] == nodes[fork]) {
+                ggml_tensor *second = nodes[i];
+                std::move_backward(nodes + fork + 1, nodes + i, nodes + i + 1);
+                nodes[fork + 1] = context.moved[nodes[fork]] = second;
+            }
+        }
+    }
+}
+
+/** Whether streams that fork in a graph join in it, in the order that was made for them, and without them the order is the caller's. */
+bool joins(const Context &context, ggml_cgraph *graph) {
+    ggml_tensor **nodes = ggml_graph_nodes(graph);
+    const int count = ggml_graph_n_nodes(graph);
+    const std::unordered_set<const ggml_tensor *> all(nodes, nodes + count);
+    for (int i = 0; i < count; ++i) {
+        const auto moved = context.moved.find(nodes[i]);
+        const auto join = context.joins.find(nodes[i]);
+        if (forks(nodes[i]) && moved == context.moved.end()) {
+            fprintf(stderr, "%s was not shown before it is computed\n", nodes[i]->name);
+            return false;
+        }
+        if (join != context.joins.end() && all.count(join->second) == 0) {
+            fprintf(stderr, "streams fork at %s and do not join\n", nodes[i]->name);
+            return false;
+        }
+        if (moved != context.moved.end() && join == context.joins.end() && i + 1 < count && nodes[i + 1] == moved->second) {
+            fprintf(stderr, "behind %s nodes have an order that was made for streams\n", nodes[i]->name);
+            return false;
+        }
+    }
+    return true;
+}
+
 // --- the device -----------------------------------------------------------------------------------------------------------------
 
 ggml_backend_t open(ggml_backend_dev_t self, const char *) {
@@ -77,7 +149,8 @@ ggml_backend_t open(ggml_backend_dev_t self, const char *) {
     ggml_backend_i calls = {};
     calls.get_name = [](ggml_backend_t backend) { return name_of(backend->device); };
     calls.free = [](ggml_backend_t backend) {
-        ggml_backend_free(static_cast<ggml_backend_t>(backend->context));
+        ggml_backend_free(context_of(backend)->cpu);
+        delete context_of(backend);
         delete backend;
     };
     calls.set_tensor_async = [](ggml_backend_t, ggml_tensor *tensor, const void *data, size_t offset, size_t bytes) {
@@ -91,13 +164,14 @@ ggml_backend_t open(ggml_backend_dev_t self, const char *) {
     };
     calls.cpy_tensor_async = [](ggml_backend_t, ggml_backend_t, const ggml_tensor *from, ggml_tensor *to) { return copy(from, to); };
     calls.graph_compute = [](ggml_backend_t backend, ggml_cgraph *graph) {
-        return ggml_backend_graph_compute(static_cast<ggml_backend_t>(backend->context), graph);
+        return joins(*context_of(backend), graph) ? ggml_backend_graph_compute(context_of(backend)->cpu, graph) : GGML_STATUS_FAILED;
     };
+    calls.graph_optimize = optimize;
     ggml_backend_t inner = ggml_backend_dev_init(cpu(), nullptr);
     // One thread: llama.cpp tells a GPU of no number, and ggml's own threads spin.
     void *set = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu()), "ggml_backend_set_n_threads");
     reinterpret_cast<ggml_backend_set_n_threads_t>(set)(inner, 1);
-    return new ggml_backend{&guid, calls, self, inner};
+    return new ggml_backend{&guid, calls, self, new Context{inner, {}, {}}};
 }
 
 /** The CPU's device is asked about tensors that have no buffer yet, as it would refuse ours. */

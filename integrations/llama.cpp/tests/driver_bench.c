@@ -5,7 +5,7 @@
 
 /* Sets the options VANWARD_GGML_* of a variant, such as "minmax/BUDGET=4096/STRATEGY=sparse", and returns its name. DENSE_BELOW is 0 if `sparse`. */
 static const char *become(char *variant, bool sparse) {
-    static const char *const changed[] = {"ENABLED", "STRATEGY", "BUDGET", "DENSE_BELOW", "DENSE_LAYERS", "GRAPHS"};
+    static const char *const changed[] = {"ENABLED", "STRATEGY", "BUDGET", "DENSE_BELOW", "DENSE_LAYERS", "ROWS", "GRAPHS", "BESIDE"};
     char name[64];
     for (size_t i = 0; i < sizeof changed / sizeof *changed; ++i) {
         snprintf(name, sizeof name, "VANWARD_GGML_%s", changed[i]);

@@ -89,7 +89,7 @@ void forget_summaries(void) {
 void print_counters(void) {
     static const char *const names[] = {"sparse", "dense", "selected_beside", "writes", "passed", "errors", "declined_rows", "declined_short",
                                         "declined_threads", "declined_type", "declined_trained", "declined_early", "stale", "shifts",
-                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "kept_inputs", "read_inputs", "read_ns", "plan_ns",
+                                        "sequences", "summarised", "captured", "updated", "replayed", "eager", "looked_through", "kept_inputs", "read_inputs", "read_ns", "plan_ns",
                                         "launch_ns", "checked", "wrong_inputs",
                                         "wrong_summaries", "wrong_tokens", "wrong_outputs"};
     printf("counters");

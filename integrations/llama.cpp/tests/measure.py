@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 
+import quality
 import releases
 
 INSTRUCTIONS = "VANWARD_INSTRUCTIONS"
@@ -75,10 +76,8 @@ def main(build, settings):
             _, tokens, cpu, wall = programs[name].stdout.readline().split()
             turns[name].append((float(cpu) / int(tokens), float(wall) / int(tokens)))
             log.write(json.dumps({"variant": name, "tokens": int(tokens), "cpu_s": float(cpu), "wall_s": float(wall)}) + "\n")
-    results = {name: program.communicate()[0].splitlines() for name, program in programs.items()}
-    words = {name: {line.split()[0]: line.split()[1:] for line in lines if line} for name, lines in results.items()}
-    losses = {name: float(found["tokens"][2]) for name, found in words.items()}
-    stock_tops, leads = words["stock"]["tops"], [float(lead) for lead in words["stock"]["leads"]]
+    scores = {name: quality.Score(program.communicate()[0]) for name, program in programs.items()}
+    losses = {name: score.loss for name, score in scores.items()}
     print("| | CPU ms per token | × stock | wall ms | × stock | loss | over stock | over dense | top token equal | of those that lead by .3 |\n"
           "|---|---|---|---|---|---|---|---|---|---|")
     for name in wanted:
@@ -86,11 +85,8 @@ def main(build, settings):
         for clock in range(2):
             ratios = [turn[clock] / stock[clock] for turn, stock in zip(turns[name], turns["stock"])]
             cells += [f"{1e3 * statistics.median(turn[clock] for turn in turns[name]):.1f}", f"{statistics.median(ratios):.3f}"]
-        cells.append(f"{losses[name]:.4f}")
-        cells += [f"{100 * (losses[name] / losses[base] - 1):+.2f} %" if base in losses else "" for base in ["stock", "dense"]]
-        equal = [ours == stock for ours, stock in zip(words[name]["tops"], stock_tops)]
-        clear = [same for same, lead in zip(equal, leads) if lead > 0.3]
-        cells += [f"{100 * sum(same) / len(same):.1f} %" for same in [equal, clear]]
+        cells += quality.cells(losses[name], [losses.get(base) for base in ["stock", "dense"]])
+        cells += [f"{100 * share:.1f} %" for share in scores[name].equal(scores["stock"])]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -4,6 +4,8 @@
 BUILD is where the library and its test programs were built. VANWARD_LLAMA_LONG=1 runs every test at full length.
 """
 
+import io
+import json
 import math
 import os
 import pathlib
@@ -12,54 +14,16 @@ import subprocess
 import sys
 import unittest
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent / "gpu"))
+import losses
+import quality
 import releases
-
-BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-LIBRARY = BUILD / "libggml-vanward.so"
-DRIVER = BUILD / "llama-driver"
-EMULATOR = releases.ROOT / "build/emulator/release"
-LONG = os.environ.get("VANWARD_LLAMA_LONG") == "1"
-
-
-def environment(options):
-    """Without Vanward if `options` is None; otherwise with it, and with these of its options."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VANWARD_", "GGML_", "LLAMA_"))}
-    if options is None:
-        return clean
-    clean = {**clean, "GGML_BACKEND_PATH": str(LIBRARY), **{f"VANWARD_GGML_{key}": str(value) for key, value in options.items()}}
-    return {**clean, "LD_LIBRARY_PATH": str(EMULATOR)} if "DEVICES" in options else clean
-
-
-class Output:
-    """What the driver printed."""
-
-    def __init__(self, text):
-        self.text = text
-        lines = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-        self.counters = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", lines.get("counters", ""))}
-        self.sum = lines.get("sum")
-        self.tops = lines.get("tops", "").split()
-        self.leads = [float(lead) for lead in lines.get("leads", "").split()]
-        self.embeddings = [[float.fromhex(number) for number in found.split()] for found in re.findall(r"^embedding (.*)$", text, re.MULTILINE)]
-        self.loss = float(lines["tokens"].split()[2]) if "tokens" in lines else None
-
-    def __getitem__(self, counter):
-        return self.counters.get(counter, 0)
+from driver import BUILD, DRIVER, EMULATOR, LIBRARY, LONG, Output, environment, run
 
 
 def difference(ours, stock):
     """The largest relative norm of the difference of two embeddings."""
     return max(math.dist(a, b) / math.hypot(*b) for a, b in zip(ours, stock, strict=True))
-
-
-def run(release, model, options, command, further=None, **arguments):
-    """`further` is added to the environment."""
-    beside = EMULATOR if options and "DEVICES" in options else None
-    line = release.command(DRIVER, model, command, *(f"{name}={value}" for name, value in arguments.items()), beside=beside)
-    done = subprocess.run(line, env={**environment(options), **(further or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000)
-    if done.returncode != 0:
-        raise AssertionError(f"{options} {command} {arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}")
-    return Output(done.stdout)
 
 
 def fetched(cls):
@@ -280,30 +244,25 @@ class WithRelease:
 
 
     def test_a_passkey_is_found_wherever_stock_finds_it(self):
-        # As Mohtashami and Jaggi (2023) ask for one; 165 repetitions are 4,000 tokens. The question is decoded token by token, as the answer is.
-        filler = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
         try:
             model = releases.model()
         except releases.Missing as missing:
             self.skipTest(str(missing))
-        # The prompt is ggml's (one row a step is ours), so that all variants begin with the same cache.
-        repetitions, places = (165, [0.02, 0.25, 0.5, 0.75, 0.95]) if LONG else (20, [0.5])
-        for place, key in zip(places, ["71432", "28905", "60174", "93581", "45026"]):
-            before = round(place * repetitions)
+        # The prompt is ggml's (one row a step is ours), so that all variants begin with the same cache. The question is decoded token by token, as the
+        # answer is.
+        repetitions, places = (165, quality.PLACES) if LONG else (20, [0.5])
+        for place, key, text in quality.passkeys(repetitions, places):
             path = BUILD / f"passkey-{os.getpid()}.txt"
-            path.write_text("There is an important info hidden inside a lot of irrelevant text. Find it and memorize it.\n" + filler * before
-                            + f"The pass key is {key}. Remember it. {key} is the pass key. " + filler * (repetitions - before)
-                            + f"\nWhat is the pass key? The pass key is {key}")
+            path.write_text(text)
             for method in ["minmax", "axis"] if LONG else ["minmax"]:
                 # Each graph is built anew, since llama.cpp keeps one with the devices that were chosen for it. The last blocks alone do not have
                 # the key: what finds it is selection.
                 out = run(self.release, model, {"DENSE_BELOW": 0, "ROWS": 1, "METHOD": method}, "compare", {"LLAMA_GRAPH_REUSE_DISABLE": "1"},
-                          text=path, depth=-24,
+                          text=path, depth=-quality.ASKED,
                           variants="stock/ENABLED=0,half/BUDGET=50%,quarter/BUDGET=25%,last/BUDGET=16")
-                (given,) = re.findall(r"given (.*)", out.text)
-                found = {name: tops.split()[-1 - len(key) : -1] == given.split()[-len(key) :] for name, tops in re.findall(r"tops (\w+) (.*)", out.text)}
+                found = {name: digits == len(key) for name, digits in quality.digits_found(out.text, key).items()}
                 print(f"{self.release.name}: passkey behind {100 * place:.0f} % of {repetitions} repetitions: {method} {found}")
-                self.assertEqual(out["sparse"], 3 * 24 * 30)
+                self.assertEqual(out["sparse"], 3 * quality.ASKED * 30)
                 self.assertFalse(found["last"])
                 if found["stock"]:
                     # MINMAX over a quarter of 4,000 tokens misses one digit of the first key: its bounds of repeated text are close to the key's.
@@ -445,6 +404,25 @@ class OnEmulatedGpu(WithRelease):
             self.assertEqual(re.findall(r" selected_beside=(\d+)", out.text), [str(22 * 4)])  # after the second variant
             self.assertEqual(out["errors"], 0)
 
+    def test_keys_have_the_same_prints_however_they_are_read(self):
+        # The first step reads 14 keys of two sequences by a kernel of ggml's; after the second variant's tokens were taken back, seven of each are copied one by one.
+        for element in [1, 30]:
+            out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare", depth=100, count=3, sequences=2, random_text=1, type=element,
+                      variants="first/BESIDE=on,again/BESIDE=on")
+            self.assertEqual(re.findall(r" logits_differ (\d+)", out.text), ["0", "0"])
+            self.assertEqual(out["stale"] + out["errors"], 0)
+
+    def test_nodes_of_a_graph_that_is_used_again_are_looked_at_once(self):
+        arguments = {"depth": 100, "count": 12, "sequences": 2, "random_text": 1}
+        out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare", variants="taken/BESIDE=on", **arguments)
+        self.assertEqual((out["sparse"], out["eager"]), (4 * 12, 12))
+        self.assertLess(out["looked_through"], 6)  # two prompts, and the steps' graph
+        # Options that decide what is taken are looked at anew.
+        out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare",
+                  variants="taken/BESIDE=on,rows/ROWS=1,again/BESIDE=on,short/DENSE_BELOW=4000,third/BESIDE=on,off/ENABLED=0", **arguments)
+        taken = [each.get("sparse", 0) + each.get("dense", 0) for each in quality.counters(out.text)]
+        self.assertEqual(taken, [4 * 12, 4 * 12, 8 * 12, 8 * 12, 12 * 12, 12 * 12])
+
     def test_free_memory_leaves_room_for_summaries(self):
         # Summaries by AXIS are in INT4 where heads have a multiple of 64 channels, and 16 bits otherwise. Before there is a context they may be either.
         for head_dim, options, shares in [
@@ -510,6 +488,13 @@ class Apart:
         self.assert_nothing_is_wrong(out)
         self.assertEqual(out["eager"], out["checked"])
 
+    def test_order_and_streams_that_the_backend_plans_for_whole_graphs_stay_out_of_their_parts(self):
+        # tests/apart.cpp plans as ggml-cuda with GGML_CUDA_GRAPH_OPT=1, and refuses graphs that do not suit what it planned. With ENABLED=0 graphs are whole.
+        for options, is_taken in [({}, True), ({"ENABLED": 0}, False)]:
+            out = run(self.release, self.tiny, {**self.options, **options}, "cases", depth=60, count=3, context=1024, random_text=1)
+            self.assertEqual((out["sparse"], out["eager"]), (4 * 3, 3) if is_taken else (0, 0))
+            self.assert_nothing_is_wrong(out)
+
     def test_random_operations_find_no_input_that_is_stale(self):
         # With sliding windows there are two masks.
         for model, operations in [(self.tiny, 100), (releases.tiny(BUILD, "gemma2"), 100)]:
@@ -563,6 +548,54 @@ class NpmOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):
 
 class DebianOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):
     fetch = staticmethod(releases.debian)
+
+
+class Losses(unittest.TestCase):
+    """gpu/losses.py, which a GPU's machine is asked with, by a wrapper of the CPU's device."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.release, cls.model = releases.npm(), releases.model()
+        except releases.Missing as missing:
+            raise unittest.SkipTest(str(missing)) from missing
+        cls.text = releases.text(BUILD)
+
+    def play(self, part, options, command, arguments):
+        device = [] if options is None else ["device=VANWARD0"]
+        line = self.release.command(DRIVER, self.model, command, *device, "ubatch=512", *(f"{name}={value}" for name, value in arguments.items()),
+                                    beside=EMULATOR)
+        settings = environment(None if options is None else {"DEVICES": "CPU", "DENSE_BELOW": 0, **options})
+        return subprocess.run(line, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3000).stdout
+
+    def losses(self, play, kinds):
+        log = io.StringIO()
+        is_well = losses.losses(play, self.text, 100, 2, log, at_once=2, kinds=kinds, shares=[50])
+        return is_well, [json.loads(line) for line in log.getvalue().splitlines()]
+
+    def test_losses_are_those_of_attentions_that_were_counted(self):
+        is_well, (stock, dense, *sparse) = self.losses(self.play, [("axis", 16), ("minmax", 16)])
+        self.assertTrue(is_well)
+        self.assertEqual(dense["counters"]["dense"], 30 * 2)
+        for each in sparse:
+            self.assertEqual(each["counters"]["sparse"], 30 * 2)
+        for each in [dense, *sparse]:
+            self.assertNotEqual(each["loss"], stock["loss"])
+            self.assertLess(abs(each["loss"] / stock["loss"] - 1), 0.1)
+
+    def test_losses_of_steps_that_were_left_to_ggml_are_not_well(self):
+        def unasked(part, options, command, arguments):
+            return self.play(part, None if options is None else {**options, **left}, command, arguments)
+
+        for left in [{"ENABLED": 0}, {"DENSE_BELOW": 101}]:
+            self.assertFalse(self.losses(unasked, [("axis", 16)])[0], left)
+
+    @unittest.skipUnless(LONG, "make test-llama runs it")
+    def test_digits_of_passkeys_are_those_of_attentions_that_were_counted(self):
+        log = io.StringIO()
+        self.assertTrue(losses.passkeys(self.play, BUILD, log, at_once=2, kinds=[("axis", 16)], repetitions=4, places=[0.5]))
+        digits = {each["passkeys"]: each["digits"] for each in map(json.loads, log.getvalue().splitlines())}
+        self.assertEqual(len(digits), 4)
 
 
 class Graphs(unittest.TestCase):

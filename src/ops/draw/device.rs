@@ -85,7 +85,6 @@ const TOP_K_CTAS_32: [usize; 2] = [8, 8];
 const FILTERED_CTAS_16: [usize; 2] = [8, 25];
 const FILTERED_CTAS_32: [usize; 2] = [8, 12];
 /// The same of CTAs that sum what a refusal leaves.
-const REST_CTAS_AT_ONCE: usize = 2;
 const MOST_REST_SEGMENTS: usize = 16;
 /// Bytes of what a CTA leaves in scratch for a segment, and for a row.
 const RECORD_BYTES: usize = 32;
@@ -387,16 +386,24 @@ impl Cut {
         ctas((1..=MOST_SEGMENTS_A_CTA).min_by_key(time).expect("one at least"))
     }
 
-    /// CTAs of a request that sum what a refusal leaves, chosen in the same way: a CTA takes as long for its start as for four segments.
-    pub fn rest_ctas(&self, multiprocessors: u32) -> usize {
-        let at_once = multiprocessors as usize * REST_CTAS_AT_ONCE;
+    /// CTAs of a request that sum what a refusal leaves, chosen in the same way: a CTA takes as long for its start as for four segments. A
+    /// multiprocessor has so many of them at once.
+    pub fn rest_ctas(&self, multiprocessors: u32, at_once: usize) -> usize {
+        let at_once = multiprocessors as usize * at_once;
         let ctas = |segments: usize| self.per_row.div_ceil(segments);
         let time = |segments: &usize| (self.requests * ctas(*segments)).div_ceil(at_once) * (segments + 4);
         ctas((1..=MOST_REST_SEGMENTS).min_by_key(time).expect("one at least"))
     }
 
-    /// The parameters of the launches, with their scratch. `target` is the view of what `tensor` is.
-    pub fn params(&self, enqueue: &Enqueue, s: &Sampling, tensor: &Tensor, target: View<3>) -> Result<SamplingParams> {
+    /// The parameters of the launches, with their scratch. `target` is the view of what `tensor` is; so many CTAs of a request sum what a refusal leaves.
+    pub fn params(
+        &self,
+        enqueue: &Enqueue,
+        s: &Sampling,
+        tensor: &Tensor,
+        target: View<3>,
+        rest_ctas: usize,
+    ) -> Result<SamplingParams> {
         let column = |t: &Option<Tensor>| View::<1>::optional(t, |t| View::new(t, [0]));
         let memory = self.memory();
         let scratch = enqueue.scratch(memory.parts.bytes)?;
@@ -425,7 +432,7 @@ impl Cut {
             per_request: Divisor::new(self.per_request as u32),
             per_row: Divisor::new(self.per_row as u32),
             per_row_ctas: Divisor::new(self.ctas_of_row(enqueue.facts().multiprocessors) as u32),
-            rest_ctas: Divisor::new(self.rest_ctas(enqueue.facts().multiprocessors) as u32),
+            rest_ctas: Divisor::new(rest_ctas as u32),
             launch_rows: 0,
             first: 0,
             tokens: tensor.dim(tensor.rank() - 1) as u32,
@@ -637,8 +644,9 @@ mod tests {
         let cut = Cut::new(32, 6, 128_256, plain);
         assert_eq!([cut.requests, cut.per_request, cut.per_row, cut.ctas_of_row(132)], [32, 6, 32, 8]);
         assert_eq!(Cut::new(1, 6, 128_256, plain).ctas_of_row(132), 32);
-        let rest_ctas = |batch| Cut::new(batch, 11, 128_256, plain).rest_ctas(132);
-        assert_eq!([1, 8, 32, 128].map(rest_ctas), [32, 32, 8, 2]);
+        let rest_ctas = |batch, at_once| Cut::new(batch, 11, 128_256, plain).rest_ctas(132, at_once);
+        assert_eq!([1, 8, 32, 128].map(|batch| rest_ctas(batch, 3)), [32, 32, 11, 3]);
+        assert_eq!([1, 8, 32, 128].map(|batch| rest_ctas(batch, 2)), [32, 32, 8, 2]);
         assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 11);
         assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS / 2);
         let filtered = Options { filters: Filters::TopK, leaves: Leaves { rest: true, sums: false } };

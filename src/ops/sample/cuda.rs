@@ -23,7 +23,8 @@ pub struct Kernels {
     /// Without filters and with them; the second of each takes what `segments_any` takes, draft rows and rejection.
     rows: [Kernel; 2],
     rows_filtered: [Kernel; 2],
-    residual: Kernel,
+    /// Draws where a draft token was refused; the second takes what is said of `takes_any_residual`.
+    residual: [Kernel; 2],
 }
 
 /// Kernels whose warps stream the segments of all rows.
@@ -34,12 +35,19 @@ struct Streamed {
     segments_any: Kernel,
 }
 
+/// CTAs of each kernel of `residual` that a multiprocessor has registers for.
+const RESIDUAL_CTAS: [usize; 2] = [3, 2];
+
+/// Rows with filters of each multiprocessor, which decides two at once, from which on it pays to skip those past the end of a walk.
+const SKIPPED_ROWS: usize = 4;
+
 /// Rows of a request that one warp can end.
 const MOST_WARP_ROWS: usize = 32;
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
         source!("sample/sample", compute_80, compute_90),
+        source!("sample/residual", compute_80, compute_90),
         source!("sample/streamed", compute_90),
         source!("sample/cluster", compute_90),
         source!("sample/cluster_filtered", compute_90),
@@ -48,6 +56,7 @@ impl cuda::Kernels for Kernels {
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("sample/sample", name);
+        let residual = |name| modules.kernel("sample/residual", name);
         let streaming = |name| -> Result<Kernel> {
             let kernel = modules.kernel("sample/streamed", name)?;
             kernel.allow_shared(STREAM_BYTES)?;
@@ -77,7 +86,7 @@ impl cuda::Kernels for Kernels {
             segments_any: kernel("sample_segments_any")?,
             rows: [kernel("sample_rows")?, kernel("sample_rows_any")?],
             rows_filtered: [kernel("sample_rows_filtered")?, kernel("sample_rows_filtered_any")?],
-            residual: kernel("sample_residual")?,
+            residual: [residual("sample_residual")?, residual("sample_residual_any")?],
         })
     }
 }
@@ -106,7 +115,7 @@ kernel_struct! {
         rule: u32,
         wide: u32,
         is_flat: u32,
-        unused: u32,
+        skips_rows: u32,
     }
 }
 
@@ -125,9 +134,25 @@ fn is_any(r: &Request) -> bool {
     reads_weights(&r.sampling) || r.logprobs.is_some()
 }
 
+/// Whether what a refusal leaves may be of more than logits with filters by a bound: of weights, of rows that tokens are forbidden in or left out of by
+/// min-p, or of a draft with a map.
+fn takes_any_residual(r: &Request) -> bool {
+    let s = &r.sampling;
+    reads_weights(s)
+        || s.draft_map.is_some()
+        || s.min_p.is_some()
+        || r.end.stop.is_some() && r.end.min_remaining.is_some()
+}
+
 /// Whether warps that stream rows can decide them, and end requests, if no row has filters.
 fn warps_can_end(r: &Request) -> bool {
     is_plain(r) && r.gamma < MOST_WARP_ROWS
+}
+
+/// Whether CTAs that decide rows with filters take first rows of requests first, and skip rows past the end of a walk. Of fewer rows most begin before any end is
+/// known. By rejection a later CTA reads what rows gave.
+fn skips_rows(r: &Request, cut: &Cut, multiprocessors: u32) -> bool {
+    r.gamma > 0 && cut.has_filters() && !refuses(r) && cut.rows() > SKIPPED_ROWS * multiprocessors as usize
 }
 
 fn cut(r: &Request) -> Result<Option<Cut>> {
@@ -145,10 +170,12 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let Some(cut) = cut(r)? else { return Ok(()) };
     let is_flat = r.target.rank() == 2;
     let target = View::new(&r.target, if is_flat { [NO_DIM, 0, 1] } else { [0, 1, 2] });
-    let mut params = params(r, cut.params(enqueue, &r.sampling, &r.target, target)?);
+    let takes_any = takes_any_residual(r);
+    let rest_ctas = cut.rest_ctas(enqueue.facts().multiprocessors, RESIDUAL_CTAS[takes_any as usize]);
+    let mut params = params(r, cut.params(enqueue, &r.sampling, &r.target, target, rest_ctas)?);
     let kernels: &Kernels = enqueue.kernels();
     let multiprocessors = enqueue.facts().multiprocessors;
-    let residual = Last { kernel: &kernels.residual, ctas: cut.rest_ctas(multiprocessors), is_cluster: false };
+    let residual = Last { kernel: &kernels.residual[takes_any as usize], ctas: rest_ctas, is_cluster: false };
     let (is_any, is_plain) = (is_any(r), is_plain(r));
     let stream = kernels.streamed.as_ref().zip(device::streamed_at_once(&r.target, &r.sampling));
     let cluster = kernels.cluster.as_ref().filter(|_| is_plain && has_aligned_rows(&r.target, 16));
@@ -184,6 +211,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let decides = is_whole && matches!(segments, Segments::Streamed(..));
     let rows = &if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows }[!is_plain as usize];
     let launched = Launched { segments, rows: (!decides).then_some(rows), last: refuses(r).then_some(residual) };
+    params.skips_rows = skips_rows(r, &cut, multiprocessors) as u32;
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
@@ -220,7 +248,7 @@ fn params(r: &Request, sampling: SamplingParams) -> SampleParams {
         // In the order of the bits in kernels/sample/params.cuh.
         wide: wide([r.draft, Some(r.next_token), r.target_begin, r.end.stop]),
         is_flat: is_flat as u32,
-        unused: 0,
+        skips_rows: 0,
     }
 }
 

@@ -4,6 +4,7 @@ use super::choose::{self, Variant};
 use super::{Choice, Request, Target};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
+use crate::ops::draw::SEGMENT;
 use crate::ops::draw::device::{Cut, Last, Launched, Leaves, SamplingParams, Segments, THREADS, reads_weights};
 use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
@@ -11,7 +12,7 @@ use crate::ops::verify::{ByToken, EndParams};
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct, log2_ceil};
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
-use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Modules, Source, source};
+use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 pub struct Kernels {
     cta: ByToken,
@@ -27,8 +28,56 @@ pub struct Kernels {
     walk: Kernel,
     /// Clusters of [`CLUSTERS`] that walk at once; none on devices without clusters.
     walks_at_once: [u32; CLUSTERS.len()],
+    /// On devices with clusters.
+    path: Option<PathKernel>,
 }
 
+/// The kernel that sums the rows of the path alone.
+struct PathKernel {
+    kernel: Kernel,
+    at_once: PathsAtOnce,
+}
+
+/// Clusters of [`CLUSTERS`] whose CTAs have n + 1 segments that walk at once.
+type PathsAtOnce = [[u32; MOST_CTA_PATH_SEGMENTS]; CLUSTERS.len()];
+
+/// Shared memory for the weights of so many segments of two rows.
+fn path_bytes(segments: usize) -> u32 {
+    (segments * 2 * SEGMENT * size_of::<f32>()) as u32
+}
+
+impl PathKernel {
+    /// The context is current.
+    fn new(kernel: Kernel) -> Result<PathKernel> {
+        kernel.allow_shared(path_bytes(MOST_CTA_PATH_SEGMENTS))?;
+        kernel.allow_large_clusters()?;
+        let at_once =
+            |ctas: usize, segments| kernel.sharing(path_bytes(segments)).active_clusters(ctas as u32, THREADS);
+        Ok(PathKernel { kernel, at_once: CLUSTERS.map(|ctas| std::array::from_fn(|n| at_once(ctas, n + 1))) })
+    }
+}
+
+/// CTAs that walk a request's tree by [`PathKernel`], and segments of each of them: as many as let all requests walk at once, and otherwise as few as have
+/// room for all segments. None is without a segment. `None` where clusters have no room for so many segments, or all rows are soon read at once: a
+/// node of a path takes 10 µs by a cluster, and some 30 rows of 32 segments take no longer by the whole device.
+fn path_cut(at_once: &PathsAtOnce, requests: usize, nodes: usize, segments: usize) -> Option<(usize, usize)> {
+    if segments == 1 {
+        return Some((1, 1));
+    }
+    if requests * nodes < LEAST_PATH_ROWS || segments > MOST_PATH_SEGMENTS {
+        return None;
+    }
+    let cuts = CLUSTERS.iter().zip(at_once).filter_map(|(&ctas, at_once)| {
+        let each = segments.div_ceil(ctas);
+        let n = *at_once.get(each - 1)?;
+        (n > 0 && ctas <= segments).then_some((ctas, each, n as usize))
+    });
+    let all_at_once = cuts.clone().find(|&(_, _, n)| requests <= n);
+    all_at_once.or(cuts.last()).map(|(ctas, each, _)| (ctas, each))
+}
+
+/// Nodes of all requests from which on rows of several segments are summed on the path alone.
+const LEAST_PATH_ROWS: usize = 32;
 /// CTAs of a cluster that walks a tree.
 const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
 
@@ -36,6 +85,7 @@ impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
         source!("verify_tree/verify_tree", compute_80, compute_90),
         source!("verify_tree/sampled", compute_80, compute_90),
+        source!("verify_tree/path", compute_90),
     ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
@@ -48,6 +98,10 @@ impl cuda::Kernels for Kernels {
             walk.allow_large_clusters()?;
             walks_at_once = CLUSTERS.map(|ctas| walk.active_clusters(ctas as u32, THREADS));
         }
+        let path = match modules.has("verify_tree/path") {
+            true => Some(PathKernel::new(modules.kernel("verify_tree/path", "verify_tree_path")?)?),
+            false => None,
+        };
         Ok(Kernels {
             cta: greedy(["verify_tree_i32", "verify_tree_i64"])?,
             cta_end: greedy(["verify_tree_end_i32", "verify_tree_end_i64"])?,
@@ -59,6 +113,7 @@ impl cuda::Kernels for Kernels {
             rows: sampled("verify_tree_rows")?,
             walk,
             walks_at_once,
+            path,
         })
     }
 }
@@ -135,6 +190,9 @@ kernel_struct! {
 
 kernel_constants! {
     const NODES: usize = MOST_NODES => "MOST_NODES";
+    /// Segments of a row whose rows are summed on the path alone, and of those the ones that a CTA has.
+    const MOST_PATH_SEGMENTS: usize = 64;
+    const MOST_CTA_PATH_SEGMENTS: usize = 4;
 }
 
 const MOST_THREADS: usize = 256;
@@ -216,10 +274,16 @@ fn cut(r: &Request, logits: &Tensor, sampling: &Sampling) -> Result<Option<Cut>>
     Cut::of("logits", r.batch(), per_request, logits.dim(2).max(sampling.draft_tokens()), sampling, Leaves::default())
 }
 
+/// Whether rows may be of more than logits without filters: of weights, of rows that tokens are forbidden in, or of a draft with a map.
+fn takes_any(r: &Request, cut: &Cut, s: &Sampling) -> bool {
+    let forbids = r.end.as_ref().is_some_and(|end| end.stop.is_some() && end.min_remaining.is_some());
+    reads_weights(s) || cut.has_filters() || s.draft_map.is_some() || forbids
+}
+
 fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampling: &Sampling) -> Result<()> {
     let Some(cut) = cut(r, logits, sampling)? else { return Ok(()) };
     let mut params = SampledTreeParams {
-        sampling: cut.params(enqueue, sampling, logits, View::new(logits, [0, 1, 2]))?,
+        sampling: cut.params(enqueue, sampling, logits, View::new(logits, [0, 1, 2]), 1)?,
         tokens: View::new(&r.tokens, [0, 1]),
         parents: View::new(&r.parents, [0, 1]),
         node_counts: View::optional(&r.node_counts, |t| View::new(t, [0])),
@@ -241,6 +305,17 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
         unused: 0,
     };
     let kernels: &Kernels = enqueue.kernels();
+    if choice != Choice::Coupled && !takes_any(r, &cut, sampling) {
+        let cut = |path: &PathKernel| path_cut(&path.at_once, r.batch(), r.nodes(), cut.per_row());
+        let cuts = kernels.path.as_ref().and_then(|path| Some((path, cut(path)?)));
+        if let Some((path, (ctas, segments))) = cuts {
+            let kernel = path.kernel.sharing(path_bytes(segments));
+            let kind = if ctas > 1 { Kind::DependentClusters(ctas as u32) } else { enqueue.dependent_kind() };
+            let grid = Grid { ctas: (r.batch() * ctas) as u32, threads: THREADS, kind };
+            // SAFETY: as below.
+            return unsafe { enqueue.launch(&kernel, grid, [(&raw const params).cast()]) };
+        }
+    }
     let ctas = kernels.walk_ctas(&cut);
     let walk = Last { kernel: &kernels.walk, ctas, is_cluster: ctas > 1 };
     let last = (choice != Choice::Coupled).then_some(walk);
@@ -315,6 +390,18 @@ fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut
 mod tests {
     use super::*;
     use crate::runtime::cuda::layout;
+
+    #[test]
+    fn clusters_take_the_path_alone_where_rows_are_many_and_have_room() {
+        // As on an H200.
+        let at_once = [[7, 7, 7, 7], [15, 15, 15, 15], [32, 32, 32, 32], [66, 66, 66, 66]];
+        let of = |requests, nodes, segments| path_cut(&at_once, requests, nodes, segments);
+        assert_eq!([1, 7, 8, 15, 16].map(|n| of(n, 64, 32)), [16, 16, 8, 8, 8].map(|ctas| Some((ctas, 32 / ctas))));
+        assert_eq!([of(1, 31, 32), of(1, 32, 32), of(31, 1, 2)], [None, Some((16, 2)), None]);
+        assert_eq!([of(1, 1, 1), of(1, 32, 2), of(40, 1, 5)], [Some((1, 1)), Some((2, 1)), Some((2, 3))]);
+        assert_eq!([of(1, 64, 64), of(9, 64, 64), of(1, 64, 65)], [Some((16, 4)), Some((16, 4)), None]);
+        assert_eq!(path_cut(&[[0; 4]; 4], 1, 64, 32), None);
+    }
 
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {

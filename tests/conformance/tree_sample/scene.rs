@@ -119,12 +119,16 @@ impl Scene {
         let of_seeds = if batch % 4 < 2 { U64 } else { I64 };
         let mut always = |values: &[i64], dtype| ints(Some(values.to_vec()), dtype).expect("it is given");
         let (seeds, positions) = (always(&self.seeds, of_seeds), always(&self.positions, token));
-        let top_k = ints(Some(self.settings.iter().map(|s| s.top_k).collect()), I32);
+        // Filters that are off for all requests are not given.
+        let has = |differs: fn(&Settings) -> bool| self.settings.iter().any(differs);
+        let top_k = ints(has(|s| s.top_k != 0).then(|| self.settings.iter().map(|s| s.top_k).collect()), I32);
         let mut floats = |of: fn(&Settings) -> f64| {
             let values = Array::new(&[batch], self.settings.iter().map(of).collect());
             Tensor::floats(backend, F32, &values, &layout(1))
         };
-        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
+        let temperature = floats(|s| s.temperature);
+        let top_p = has(|s| s.top_p != 1.0).then(|| floats(|s| s.top_p));
+        let min_p = has(|s| s.min_p != 0.0).then(|| floats(|s| s.min_p));
         let mut poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &layout(shape.len()));
         let (accepted, path) = (poisoned(I32, &[batch]), poisoned(I32, &[batch, places]));
         let (next_token, committed) = (poisoned(token, &[batch]), poisoned(token, &[batch, places]));
@@ -150,8 +154,8 @@ impl Scene {
             draft_map: given(&map),
             temperature: temperature.c(),
             top_k: given(&top_k),
-            top_p: top_p.c(),
-            min_p: min_p.c(),
+            top_p: given(&top_p),
+            min_p: given(&min_p),
             seeds: seeds.c(),
             positions: positions.c(),
             stop: given(&ends.stop),
@@ -162,8 +166,9 @@ impl Scene {
             finish: cut.as_ref().map_or(absent(), |(_, finish)| finish.c()),
             ..args()
         };
-        let optional = [rows, counts, map, top_k, ends.stop, ends.ignore_stop, ends.remaining, ends.min_remaining];
-        let inputs = [parents, target, temperature, top_p, min_p].into_iter().map(Some).chain(optional);
+        let settings = [top_k, top_p, min_p];
+        let optional = [rows, counts, map, ends.stop, ends.ignore_stop, ends.remaining, ends.min_remaining];
+        let inputs = [parents, target, temperature].into_iter().map(Some).chain(optional).chain(settings);
         Placed {
             backend,
             args,
@@ -508,9 +513,11 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
     let temperature_last = rng.one_in(4);
     let columns = if rng.one_in(2) { vocabulary } else { rng.size(1..=vocabulary) };
     let has_rows = rng.one_in(2);
-    let map = (has_rows && rng.one_in(2)).then(|| any_map(rng, vocabulary, columns));
+    // Logits without filters and without a map, of which CUDA sums those of the path alone.
+    let is_plain = rng.one_in(3);
+    let map = (has_rows && !is_plain && rng.one_in(2)).then(|| any_map(rng, vocabulary, columns));
     let rule = rng.pick(&[RULES[0], RULES[1], RULES[2], VWD_WALK_GREEDY]);
-    let is_weights = [rng.one_in(4), rng.one_in(3)].map(|is| is && rule != VWD_WALK_GREEDY);
+    let is_weights = [rng.one_in(4), rng.one_in(3)].map(|is| is && rule != VWD_WALK_GREEDY && !is_plain);
     let parents = (0..batch).flat_map(|_| {
         let mut parents = random_parents(rng, nodes);
         if rng.one_in(3) {
@@ -522,6 +529,8 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
     let (draft_dtype, draft_rows) = any_draft_rows(rng, &[batch, nodes, columns], is_weights[1]);
     let target = logits(rng, &[batch, nodes, vocabulary], dtype);
     let target = if is_weights[0] { target.map(|&x| dtype.round((x / 2.0).exp())) } else { target };
+    let settings =
+        |s: Settings| if is_plain { Settings { temperature: s.temperature, temperature_last, ..PLAIN } } else { s };
     let mut scene = Scene {
         rule,
         flags: is_weights[0] as u32 * VWD_SAMPLE_TARGET_PROBABILITIES
@@ -535,7 +544,7 @@ pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> S
         draft_rows: has_rows.then_some(draft_rows),
         draft_dtype,
         map,
-        settings: (0..batch).map(|_| any_settings(rng, temperature_last)).collect(),
+        settings: (0..batch).map(|_| any_settings(rng, temperature_last)).map(settings).collect(),
         seeds: (0..batch).map(|_| rng.int(i64::MIN..=i64::MAX)).collect(),
         positions: (0..batch).map(|_| rng.int(0..=1 << 20)).collect(),
         ends: None,

@@ -15,7 +15,7 @@ import sys
 import time
 
 INSTANCES = ["fattn-mma-f16-instance-ncols1_*-ncols2_[1248].cu", "fattn-tile-instance-dkq128-dv128.cu", "fattn-vec-instance-f16-f16.cu",
-             "mmq-instance-q4_0.cu"]
+             "mmq-instance-q4_[01].cu", "mmq-instance-q8_0.cu"]
 # As ggml's CMakeLists.txt has them for a release build with loadable backends.
 FLAGS = ["-O3", "-DNDEBUG", "-std=c++17", "-use_fast_math", "-extended-lambda", "-gencode=arch=compute_90,code=sm_90", "-compress-mode=size",
          "-Xcompiler=-fPIC,-Wno-pedantic", "-w", "-DGGML_BACKEND_BUILD", "-DGGML_BACKEND_DL", "-DGGML_BACKEND_SHARED", "-DGGML_SHARED",

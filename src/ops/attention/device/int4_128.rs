@@ -11,7 +11,7 @@ use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code};
 
 /// A CodedGroup, and how many a warp has in flight.
-const CODED_GROUP_BYTES: u32 = 9360;
+const CODED_GROUP_BYTES: u32 = 9472;
 const STAGES: u32 = 2;
 /// Rows of queries in shared memory, and bytes from one to the next, or from one key to the next.
 const QUERY_ROWS: u32 = 16;
