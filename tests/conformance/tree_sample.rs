@@ -475,7 +475,7 @@ fn tree_sample_tries_many_siblings(backend: &Backend) {
 fn tree_sample_refuses_at_several_nodes_of_long_rows(backend: &Backend) {
     const PARENTS: [i64; 9] = [-1, 0, 0, 0, 3, 3, 3, 6, 6];
     // Below a node that is refused, so that rows are many.
-    const MORE: [i64; 32 - PARENTS.len()] = [8; 32 - PARENTS.len()];
+    const MORE: [i64; 64 - PARENTS.len()] = [8; 64 - PARENTS.len()];
     let cpu = Backend::cpu(2);
     rounds(1, |rng| {
         let filtered = Settings { min_p: 1e-30, ..PLAIN };
