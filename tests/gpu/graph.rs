@@ -371,7 +371,7 @@ struct Replayed {
     tokens: usize,
 }
 
-/// Seeds, positions, drafts, settings and ends of each replay; the CPU tells every output. By each variant, without filters and with them, and
+/// Seeds, positions, drafts, settings and ends of each replay; the CPU tells every output. By each variant a thousand times, without filters and with them, and
 /// where the variant has others for log-probabilities and rejection, these too. Rows of 4104 numbers begin on 16 bytes, those of 500 do not.
 fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
     let (coupled, rejection) = (VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION);
@@ -385,25 +385,26 @@ fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
         if !variant.ends_with("cluster") {
             calls.extend([(coupled, true, true), (rejection, false, true), (rejection, true, false)]);
         }
+        let replays = 1000_usize.div_ceil(calls.len());
         for (rule, filters, logprobs) in calls {
-            replay_with_changing_seeds(&forced, of((Some(variant), rule, filters, logprobs, 4104)));
+            replay_with_changing_seeds(&forced, of((Some(variant), rule, filters, logprobs, 4104)), replays);
         }
         forced.assert_ran(variant);
     }
     for (rule, filters, logprobs, tokens) in
         [(VWD_ACCEPT_AUTO, true, true, 500), (rejection, false, false, 500), (rejection, true, true, 4104)]
     {
-        replay_with_changing_seeds(backend, of((None, rule, filters, logprobs, tokens)));
+        replay_with_changing_seeds(backend, of((None, rule, filters, logprobs, tokens)), 334);
     }
 }
 
-fn replay_with_changing_seeds(backend: &Backend, replayed: Replayed) {
+fn replay_with_changing_seeds(backend: &Backend, replayed: Replayed, replays: usize) {
     let Replayed { rule, filters, logprobs: wants_logprobs, tokens, .. } = replayed;
     let by = replayed.variant.unwrap_or("sample=any");
     let (batch, gamma, plain) = (3, 2, Layout::default());
     let cpu = Backend::cpu(1);
     // An emulated device takes half of what it does elsewhere.
-    let replays = if backend.times(1000) < 1000 { backend.times(1000) / 2 } else { 1000 };
+    let replays = if backend.times(1000) < 1000 { backend.times(1000) / 2 } else { replays };
     rounds(1, |rng| {
         let mut logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
         logits[[0, 1, 7]] = f64::NAN;
