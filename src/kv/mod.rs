@@ -7,6 +7,7 @@
 //! whole blocks, which never change. A cache may code blocks in INT4 as they become whole: then runs hold codes, all but those of tails, and
 //! the first block of a sequence stays in a slot of its tail. Or slots hold what the codes stand for, decoded as a run arrives.
 
+mod append;
 mod compact;
 mod cpu;
 mod cuda;
@@ -14,33 +15,32 @@ mod cuda;
 mod failures;
 mod options;
 mod pinned;
+mod resolve;
 mod sequences;
 mod share;
 mod store;
 
+pub use append::AppendRequest;
 pub use compact::CompactRequest;
 pub use cuda::Kernels;
 pub use options::Options;
+pub use resolve::ResolveRequest;
 pub use share::share_slots;
 
 use crate::abi::{
-    vwd_block_list, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
-    vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_stream, vwd_tensor,
+    vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_stream, vwd_tensor,
 };
 use crate::core::dtype::DType;
-use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Tensor, strided};
 use crate::ops::attention::FarPages;
-use crate::ops::contents::{self, Number, Rule};
-use crate::ops::views::{BlockList, ListAt, Lists};
+use crate::ops::contents;
+use crate::runtime::Session;
 use crate::runtime::cuda::Family;
-use crate::runtime::{Session, require_no_flags};
 use cuda::{Bookkeeping, Tables};
 use options::{CacheOptions, Part};
 use parking_lot::Mutex;
 use sequences::{Before, Opened, Sequences};
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use store::{Changed, Counters, Store, admit};
@@ -482,271 +482,4 @@ pub struct FarRuns {
     pub first: u32,
     /// Where missed_counts go once more, with the same strides, or null.
     pub missed_again: *mut i32,
-}
-
-/// Checked arguments of `vwd_kv_cache_append`.
-pub struct AppendRequest<'a> {
-    pub layer: usize,
-    /// [B]
-    sequences: Tensor<'a>,
-    begin: Tensor<'a>,
-    lens: Option<Tensor<'a>>,
-    /// Keys [B, T, Hk, D], values [B, T, Hk, Dv], and the scales of both, [B, T, Hk].
-    parts: [Option<Tensor<'a>>; 4],
-}
-
-impl<'a> AppendRequest<'a> {
-    pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_append_args) -> Result<AppendRequest<'a>> {
-        require_no_flags("flags", c.flags)?;
-        let (checks, options) = (cache.session.checks(), &cache.options);
-        let (layer, i32) = (cache.layer(c.layer)?, &[DType::I32]);
-        let sequences = cache.check_sequences(&c.sequences)?;
-        let batch = ("B", sequences.dim(0));
-        let begin = checks.input("begin", &c.begin, i32, &[batch])?;
-        let lens = checks.optional_input("lens", &c.lens, i32, &[batch])?;
-        let (heads, [key, value]) = (("Hk", options.kv_heads), options.dims);
-        let k = checks.input("k", &c.k, &[options.dtype], &[batch, ("T", ANY), heads, ("D", key)])?;
-        let tokens = ("T", k.dim(1));
-        let v = checks.input("v", &c.v, &[options.dtype], &[batch, tokens, heads, ("Dv", value)])?;
-        let scale = |name: &'static str, t: &'a vwd_tensor| match options.token_scales {
-            true => checks.input(name, t, &[DType::F32], &[batch, tokens, heads]).map(Some),
-            false if t.data.is_null() => Ok(None),
-            false => Err(Error::argument(name, "given", "none: the cache keeps no scales of tokens")),
-        };
-        let [k_scale, v_scale] = [scale("k_scale", &c.k_scale)?, scale("v_scale", &c.v_scale)?];
-        Ok(AppendRequest { layer, sequences, begin, lens, parts: [Some(k), Some(v), k_scale, v_scale] })
-    }
-
-    /// What a session that checks contents reads. A row whose sequence is −1 appends nothing.
-    fn contents(&self, options: &Options) -> Vec<Rule<'a>> {
-        let of_sequence = |rule: Rule<'a>| rule.where_positive(Number::of(self.sequences).plus(1));
-        let most = Number::constant(self.most_tokens());
-        let count = self.lens.map_or(most, |lens| Number::of(lens).at_most(self.most_tokens()));
-        let room = options.max_blocks.saturating_mul(options.block_size);
-        let scales = self.parts[2..].iter().flatten();
-        let scales = scales.map(|t| of_sequence(Rule::factor(*t)).between(1, Number::constant(0), count));
-        let rules = [
-            Rule::within(self.sequences, -1, Number::constant(options.max_sequences)),
-            Rule::distinct(self.sequences),
-            of_sequence(Rule::up_to(self.begin, room)),
-        ];
-        let lens = self.lens.map(|lens| of_sequence(Rule::up_to(lens, self.most_tokens())));
-        rules.into_iter().chain(lens).chain(scales).collect()
-    }
-
-    fn batch(&self) -> usize {
-        self.sequences.dim(0)
-    }
-
-    /// Whether the request has no token, however large its other extents are.
-    fn is_empty(&self) -> bool {
-        self.parts[0].is_none_or(|k| k.is_empty())
-    }
-
-    fn most_tokens(&self) -> usize {
-        self.parts[0].map_or(0, |k| k.dim(1))
-    }
-
-    fn parts(&self) -> [Option<&Tensor<'a>>; 4] {
-        self.parts.each_ref().map(Option::as_ref)
-    }
-
-    /// # Safety
-    /// The call's caller keeps the tensors valid, and they lie in host memory.
-    unsafe fn sequence(&self, i: usize) -> usize {
-        // SAFETY: the caller keeps the tensors valid, in host memory, and i is one of their rows.
-        usize::try_from(unsafe { self.sequences.get::<i32, 1>([i]) }).unwrap_or(usize::MAX)
-    }
-
-    /// The token positions of row `i`.
-    ///
-    /// # Safety
-    /// The conditions of [`AppendRequest::sequence`] hold.
-    unsafe fn tokens(&self, i: usize) -> Range<i64> {
-        let most = self.most_tokens() as i64;
-        // SAFETY: the caller keeps the tensors valid, in host memory, and i is one of their rows.
-        let (begin, len) = unsafe {
-            (self.begin.get::<i32, 1>([i]) as i64, self.lens.map_or(most, |lens| lens.get::<i32, 1>([i]) as i64))
-        };
-        begin..begin + len.clamp(0, most)
-    }
-}
-
-/// Checked arguments of `vwd_kv_cache_resolve`.
-pub struct ResolveRequest<'a> {
-    pub layer: usize,
-    /// [B]
-    sequences: Tensor<'a>,
-    /// The wanted list. Its slots are written.
-    wanted: BlockList<'a>,
-    resident: Option<BlockList<'a>>,
-    missed_counts: Option<Tensor<'a>>,
-    /// A block keeps its slot if this resolve names it, or one of the `hold` − 1 resolves before it did.
-    hold: usize,
-}
-
-const WANTED: [&str; 3] = ["wanted.ids", "wanted.counts", "wanted.slots"];
-const RESIDENT: [&str; 3] = ["resident.ids", "resident.counts", "resident.slots"];
-
-impl<'a> ResolveRequest<'a> {
-    pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args) -> Result<ResolveRequest<'a>> {
-        let request = ResolveRequest::new(cache, c, cache.options.hold)?;
-        request.check_size(cache)?;
-        Ok(request)
-    }
-
-    /// The lists of a decoder's step, which enqueues the resolves of a layer itself. `beside`: the entries of the lists that the resolve just
-    /// before named, if these are still read when this one runs. No other list is.
-    pub fn of_step(
-        cache: &KvCache,
-        c: &'a vwd_kv_cache_resolve_args,
-        beside: Option<usize>,
-    ) -> Result<ResolveRequest<'a>> {
-        let request = ResolveRequest::new(cache, c, 1 + beside.is_some() as usize)?;
-        let (entries, slots) = (request.most_entries() + beside.unwrap_or(0), cache.all.layer(request.layer).slots);
-        if entries > slots {
-            return Err(Error::argument(WANTED[0], format!("{entries} entries"), format!("at most the {slots} slots")));
-        }
-        Ok(request)
-    }
-
-    fn new(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args, hold: usize) -> Result<ResolveRequest<'a>> {
-        require_no_flags("flags", c.flags)?;
-        let (checks, layer) = (cache.session.checks(), cache.layer(c.layer)?);
-        let sequences = cache.check_sequences(&c.sequences)?;
-        let kv_heads = cache.options.kv_heads;
-        let lists = |positions| Lists { batch: sequences.dim(0), positions, kv_heads };
-        let slots = |list: BlockList<'a>, name| match list.slots {
-            Some(slots) => slots.writable(),
-            None => Err(Error::argument(name, "data is NULL", "a tensor")),
-        };
-        let wanted = BlockList::with_slots_from_c(&checks, &c.wanted, WANTED, lists(positions(&c.wanted)))?;
-        let wanted_slots = slots(wanted, WANTED[2])?;
-        let positions = wanted.is_own().then(|| wanted.per_head());
-        let resident = match BlockList::is_absent(&c.resident) {
-            true => None,
-            false => {
-                let lists = lists(positions);
-                let resident = BlockList::with_slots_from_c(&checks, &c.resident, RESIDENT, lists)?.writable()?;
-                slots(resident, RESIDENT[2])?;
-                if resident.ids.shape() != wanted.ids.shape() {
-                    let found = format!("shape {:?}", resident.ids.shape());
-                    return Err(Error::argument(
-                        RESIDENT[0],
-                        found,
-                        format!("{:?}, as wanted.ids", wanted.ids.shape()),
-                    ));
-                }
-                Some(resident)
-            }
-        };
-        let missed_counts = checks.optional("missed_counts", &c.missed_counts)?;
-        if let Some(missed) = &missed_counts {
-            missed.of(DType::I32)?.writable()?;
-            if missed.shape() != wanted.counts.shape() {
-                let found = format!("shape {:?}", missed.shape());
-                return Err(Error::argument(
-                    "missed_counts",
-                    found,
-                    format!("{:?}, as wanted.counts", wanted.counts.shape()),
-                ));
-            }
-        }
-        let [ids, counts, at] = resident.as_ref().map_or([None; 3], |list| list.tensors());
-        overlap::reject(
-            &[Some(&wanted_slots), ids, counts, at, missed_counts.as_ref()],
-            &[Some(&sequences), Some(&wanted.ids), Some(&wanted.counts)],
-        )?;
-        Ok(ResolveRequest { layer, sequences, wanted, resident, missed_counts, hold })
-    }
-
-    /// What a session that checks contents reads. Entries may have any order here. The lists of a row whose sequence is −1 may hold
-    /// anything.
-    fn contents(&self, options: &Options) -> Vec<Rule<'a>> {
-        let BlockList { ids, counts, .. } = self.wanted;
-        let of_sequence = |rule: Rule<'a>| rule.where_positive(Number::of(self.sequences).plus(1));
-        let count = Number::of(counts).at_most(self.wanted.cap());
-        let entries = |rule| of_sequence(rule).between(ids.rank() - 1, Number::constant(0), count);
-        vec![
-            Rule::within(self.sequences, -1, Number::constant(options.max_sequences)),
-            of_sequence(Rule::up_to(counts, self.wanted.cap())),
-            entries(Rule::within(ids, 0, Number::constant(options.max_blocks))),
-        ]
-    }
-
-    /// Checks that the cache has a slot for every block that the lists may name.
-    fn check_size(&self, cache: &KvCache) -> Result<()> {
-        let (entries, options, longest) =
-            (self.most_entries(), cache.all.layer(self.layer), cache.longest.load(Relaxed));
-        let Options { slots, hold, .. } = options;
-        let most = options.largest_selection();
-        // Lists of a decoder may be longer, and keep their slots during this call.
-        let beside_lists = slots.saturating_sub((hold - 1).saturating_mul(longest));
-        if entries <= most.min(beside_lists) {
-            return Ok(());
-        }
-        let expected = if entries > most {
-            format!("at most {most} (slots {slots} of layer {} / options.hold {hold})", self.layer)
-        } else {
-            format!(
-                "at most {beside_lists} in layer {}: lists of a decoder on the cache keep {longest} slots",
-                self.layer
-            )
-        };
-        Err(Error::argument(WANTED[0], format!("{entries} entries"), expected))
-    }
-
-    /// All elements of `wanted.ids`.
-    fn most_entries(&self) -> usize {
-        let ids = &self.wanted.ids;
-        if ids.is_empty() { 0 } else { ids.count() }
-    }
-
-    /// Whether there is nothing to find and nothing to write, however large the other extents are.
-    fn is_empty(&self) -> bool {
-        let writes_counts = self.resident.is_some() || self.missed_counts.is_some();
-        self.wanted.counts.is_empty() || (self.wanted.ids.is_empty() && !writes_counts)
-    }
-
-    fn lists(&self) -> impl Iterator<Item = ListAt> + use<> {
-        let (batch, positions) = (self.sequences.dim(0), self.wanted.per_head());
-        let heads = self.wanted.ids.dim(self.wanted.ids.rank() - 2);
-        (0..batch * positions * heads).map(move |n| [n / heads / positions, n / heads % positions, n % heads])
-    }
-
-    /// The entries of a list, as (index in the list, sequence, id).
-    ///
-    /// # Safety
-    /// The call's caller keeps the tensors valid, and they lie in host memory.
-    unsafe fn entries(&self, at: ListAt) -> impl Iterator<Item = (usize, usize, i32)> {
-        // SAFETY: the caller keeps the tensors valid, in host memory, and the list is one of them.
-        let (sequence, count) = unsafe { (self.sequences.get::<i32, 1>([at[0]]), self.wanted.count(at)) };
-        let sequence = usize::try_from(sequence).unwrap_or(usize::MAX);
-        // SAFETY: as above.
-        (0..count).map(move |j| (j, sequence, unsafe { self.wanted.id(at, j) }))
-    }
-}
-
-impl ResolveRequest<'_> {
-    /// Writes the numbers of resident and missed entries of a list.
-    ///
-    /// # Safety
-    /// The conditions of [`ResolveRequest::entries`] hold.
-    unsafe fn set_counts(&self, at: ListAt, resident_count: usize, missed: usize) {
-        // SAFETY: the caller keeps the tensors valid, in host memory; the counts have the shape of wanted.counts.
-        unsafe {
-            if let Some(resident) = &self.resident {
-                resident.set_count(at, resident_count);
-            }
-            if let Some(counts) = &self.missed_counts {
-                let place = if self.wanted.is_own() { at } else { [at[0], at[2], 0] };
-                counts.at::<i32, 3>(place).write(missed as i32);
-            }
-        }
-    }
-}
-
-/// Q if each query position has its own list, from the shape of ids.
-fn positions(list: &vwd_block_list) -> Option<usize> {
-    (list.ids.ndim == 4).then(|| list.ids.shape[1].max(0) as usize)
 }
