@@ -17,7 +17,6 @@
 // targets: compute_90
 
 #include "common/relaxed.cuh"
-#include "verify_tree/end.cuh"
 #include "verify_tree/tree.cuh"
 
 constexpr uint32 TARGET = 0, DRAFT = 1;
@@ -478,14 +477,7 @@ private:
             const int64 token = j + 1 < places ? int64(shared.nodes.token[shared.path[j + 1]]) : j + 1 == places ? next : -1;
             if (p.committed) store_integer(p.committed.at(i, j), p.token_bytes, token);
         }
-        if (threadIdx.x == 0) {
-            as<int32>(p.accepted.at(i)) = places ? places - 1 : 0;
-            store_integer(p.next_token.at(i), p.token_bytes, next);
-            if (p.status) as<uint32>(p.status.at(i)) = status;
-        }
-        if (!p.has_end) return;
-        if (p.token_bytes == 8) end_walk<int64>(p, p.end, i, false);
-        else end_walk<int32>(p, p.end, i, false);
+        end_sampled_walk(p, i, places, next, status);
     }
 };
 

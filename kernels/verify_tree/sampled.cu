@@ -23,7 +23,6 @@
 //
 // targets: compute_80, compute_90
 
-#include "verify_tree/end.cuh"
 #include "verify_tree/tree.cuh"
 
 template <bool ANY> __device__ inline void record_nodes(const SampledTreeParams &p) {
@@ -92,14 +91,7 @@ private:
             as<int32>(p.path.at(i, j)) = -1;
             if (p.committed) store_integer(p.committed.at(i, j), p.token_bytes, -1);
         }
-        if (threadIdx.x == 0) {
-            as<int32>(p.accepted.at(i)) = places ? places - 1 : 0;
-            store_integer(p.next_token.at(i), p.token_bytes, next);
-            if (p.status) as<uint32>(p.status.at(i)) = status;
-        }
-        if (!p.has_end) return;
-        if (p.token_bytes == 8) end_walk<int64>(p, p.end, i, false);
-        else end_walk<int32>(p, p.end, i, false);
+        end_sampled_walk(p, i, places, next, status);
     }
 };
 

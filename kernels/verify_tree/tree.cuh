@@ -2,6 +2,7 @@
 #pragma once
 
 #include "verify_tree/early.cuh"
+#include "verify_tree/end.cuh"
 
 // The tree of a request.
 struct Tree {
@@ -71,3 +72,15 @@ struct Nodes {
         return cta_min(shared, found);
     }
 };
+
+// Writes what a walk of so many nodes gives beside its path and its tokens, which the CTA has written, and cuts it.
+__device__ inline void end_sampled_walk(const SampledTreeParams &p, uint32 request, uint32 places, int64 next, uint32 status) {
+    if (threadIdx.x == 0) {
+        as<int32>(p.accepted.at(request)) = places ? places - 1 : 0;
+        store_integer(p.next_token.at(request), p.token_bytes, next);
+        if (p.status) as<uint32>(p.status.at(request)) = status;
+    }
+    if (!p.has_end) return;
+    if (p.token_bytes == 8) end_walk<int64>(p, p.end, request, false);
+    else end_walk<int32>(p, p.end, request, false);
+}

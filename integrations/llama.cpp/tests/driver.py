@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import quality
 import releases
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
@@ -30,7 +31,7 @@ class Output:
     def __init__(self, text):
         self.text = text
         lines = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-        self.counters = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", lines.get("counters", ""))}
+        self.counters = (quality.counters(text) or [{}])[-1]
         self.sum = lines.get("sum")
         self.tops = lines.get("tops", "").split()
         self.leads = [float(lead) for lead in lines.get("leads", "").split()]

@@ -84,7 +84,7 @@ const TOP_K_CTAS_32: [usize; 2] = [8, 8];
 /// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound sooner than one CTA does.
 const FILTERED_CTAS_16: [usize; 2] = [8, 25];
 const FILTERED_CTAS_32: [usize; 2] = [8, 12];
-/// The same of CTAs that sum what a refusal leaves.
+/// Segments of a CTA that sums what a refusal leaves, at most.
 const MOST_REST_SEGMENTS: usize = 16;
 /// Bytes of what a CTA leaves in scratch for a segment, and for a row.
 const RECORD_BYTES: usize = 32;
