@@ -366,11 +366,11 @@ class SampleRead:
         prepared = []
         for each in logits:
             params = _Params(each.data_ptr(), out.data_ptr(), _SCALE, self._MOST.get(what, 0), tokens, segments, rows)
-            prepared.append((params, (ctypes.c_void_p * 1)(ctypes.addressof(params))))
+            prepared.append((out, params, (ctypes.c_void_p * 1)(ctypes.addressof(params))))  # what the kernel writes lives as long as the call
         kernel = self._kernels[shape, what, self._TYPES[logits[0].dtype]]
 
         def call(i):
-            self._module.launch(kernel, (grid, 1, 1), threads, shared, prepared[i][1], ctas if shape == "cluster" else 0)
+            self._module.launch(kernel, (grid, 1, 1), threads, shared, prepared[i][2], ctas if shape == "cluster" else 0)
 
         call(0)
         # Some thousand rows in double precision would not fit.
