@@ -30,9 +30,11 @@
 //! Where blocks are coded in INT4, every list with slots names blocks of both kinds, unless slots hold what codes stand for. Dense rows then read the
 //! first block in its tail and codes in host memory, and repair adds the newest blocks as these lie in slots.
 //!
-//! The lower lines are a branch, or a side stream of the cache. `resolve, fetch, wait` in a row are launches on one stream, each of which begins while
-//! the one before it ends; where nothing was missed the last two see that and end at once. Where it resolves what was selected, attention reads the list that was resolved just before, so that both lists keep
-//! their slots. Any other resolve may take the slots of all lists before it: nothing reads these any more.
+//! The lower line of a diagram runs on a branch, or on a side stream of the cache. `resolve, fetch, wait` in a row are launches on one stream, each of
+//! which begins while the one before it ends; where nothing was missed the last two see that and end at once.
+//!
+//! While ASYNC_TLS resolves the selected list, attention still reads the recalled one, which was resolved just before: both lists keep their slots.
+//! Any other resolve may take the slots of all lists before it, since nothing reads these any more.
 
 use super::Decoder;
 use super::attend::Attend;
@@ -64,19 +66,21 @@ pub struct Tiered {
     stored: Vec<[vwd_tensor; 4]>,
     /// The runs of each layer in host memory, as pages behind those of its slots, where attention may read them so.
     far_pages: Vec<Option<FarPages>>,
-    /// The codes in the slots of each layer, none where slots hold keys and values; and those in host memory, among which no first block of a
-    /// sequence is, none where blocks are not coded. Which of the latter a row has, its step says.
+    /// The codes in the slots of each layer; empty where slots hold keys and values.
     coded: Vec<vwd_int4_kv>,
+    /// The codes of each layer in host memory; empty where blocks are not coded. The first block of a sequence is never coded. The page table of a
+    /// step says which codes a row has.
     stored_codes: Vec<vwd_int4_kv>,
 }
 
-/// Rows of a step up to which VANWARD reads what is not resident where it lies, in host memory. Such a block crosses the bus once more, with the next
-/// step's foreseen blocks; of more rows the bus has as much to do as the rest of the device.
+/// The most rows of a step for which VANWARD reads missed blocks where they lie, in host memory. Such a block crosses the bus once more, with the
+/// next step's foreseen blocks; with more rows the bus has as much to do as the rest of the device.
 const FEW_ROWS: usize = 1;
 
-/// What a resolve writes beside slots, and what it leaves where it is.
+/// What a resolve does beside giving slots.
 #[derive(Default)]
-struct With {
+struct Further {
+    /// Where it writes which blocks were resident, and how many were not.
     resident: Option<vwd_block_list>,
     missed_counts: Option<vwd_tensor>,
     /// The list of the layer that was resolved just before, if its slots may still be read.
@@ -159,7 +163,7 @@ impl Tiered {
         &self,
         layer: &Layer,
         wanted: vwd_block_list,
-        With { resident, missed_counts, read }: With,
+        Further { resident, missed_counts, read }: Further,
         stream: vwd_stream,
     ) -> Result<()> {
         let (number, sequences) = (layer.number as u32, layer.step.sequences);
@@ -202,7 +206,7 @@ impl Tiered {
     /// Asks for the blocks of a foreseen list.
     pub fn resolve_foreseen(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
         let slots = layer.entries(layer.decoder.plan.tiered.foreseen_slots, layer.policy.predicted_capacity());
-        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, With::default(), stream)
+        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, Further::default(), stream)
     }
 
     /// Begins to fetch what a layer has asked for.
@@ -364,7 +368,7 @@ impl Attend<'_> {
         let layer = &self.layer;
         let Some(tiered) = &layer.decoder.tiered else { return Ok(()) };
         let missed_counts = layer.fetched().filter(|_| is_counted);
-        tiered.resolve(layer, list, With { missed_counts, ..With::default() }, stream)?;
+        tiered.resolve(layer, list, Further { missed_counts, ..Further::default() }, stream)?;
         tiered.cache.bring(layer.number as u32, stream)
     }
 
@@ -379,21 +383,22 @@ impl Attend<'_> {
         layer.past(&layer.list(), Kind::Sparse, sequences).remember(&session.on(stream)?)
     }
 
-    /// ASYNC_TLS.
+    /// ASYNC_TLS: attention over the list of the step before, while this step's list is selected and fetched for the next one.
     pub fn attend_past(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let layer = &self.layer;
         let session = &layer.decoder.session;
         let sequences = session.checks().required("sequences", &layer.step.sequences)?;
-        // Selection then keeps its list in that one's place.
+        // First, since `select` then keeps this step's list where the recalled one was.
         layer.past(&layer.predicted(), Kind::Known, sequences).recall(&session.on(stream)?)?;
         let on_branch = |branch| {
             self.summarise(branch)?;
             self.select(Kind::Sparse, false, branch)?;
             self.bring(layer.predicted_in_slots(), false, stream)?;
-            // Resolves of a layer follow each other.
+            // The resolves of a layer have to follow each other: the branch waits for the one that `bring` enqueued.
             self.follow(stream)?;
-            let with = With { missed_counts: layer.fetched(), read: Some(layer.predicted()), ..With::default() };
-            tiered.resolve(layer, layer.selected_in_slots(), with, branch)?;
+            let further =
+                Further { missed_counts: layer.fetched(), read: Some(layer.predicted()), ..Further::default() };
+            tiered.resolve(layer, layer.selected_in_slots(), further, branch)?;
             tiered.fetch(layer, branch)
         };
         self.beside(stream, on_branch, || self.attention(&self.over_foreseen(), stream))?;
@@ -423,8 +428,9 @@ impl Attend<'_> {
             let attend = || self.with_far_pages(tiered, |r| attention::run(session, r, stream)).map(|_| ());
             return tiered.resolve_beside(self, attend, stream);
         }
-        let with = With { resident: Some(layer.resident()), missed_counts: layer.fetched(), ..With::default() };
-        tiered.resolve(layer, layer.selected_in_slots(), with, stream)?;
+        let further =
+            Further { resident: Some(layer.resident()), missed_counts: layer.fetched(), ..Further::default() };
+        tiered.resolve(layer, layer.selected_in_slots(), further, stream)?;
         tiered.fetch(layer, stream)?;
         if session.cuda().is_none() {
             tiered.wait(layer, stream)?;
@@ -468,7 +474,8 @@ impl Attend<'_> {
         attention::Request::with(session, &self.over_selected(Kind::Sparse), &self.kv(), far).map(Some)
     }
 
-    /// Keeps the state. What it writes to `out` is replaced. Sinks enter the result once, in the end.
+    /// Attention over what is resident of the selection. It keeps its state; repair replaces what it writes to `out`, and adds the sinks, which enter a
+    /// result once.
     fn over_resident(&self) -> vwd_attention_args {
         let selected = self.over_selected(Kind::Sparse);
         vwd_attention_args {
@@ -479,7 +486,7 @@ impl Attend<'_> {
         }
     }
 
-    /// Adds what has arrived since to the state of what was resident.
+    /// Repair that adds what has arrived since to the state of what was resident.
     fn over_late(&self) -> vwd_repair_args {
         let vwd_attention_args { sinks, list, .. } = self.over_selected(Kind::Sparse);
         vwd_repair_args {
@@ -546,7 +553,7 @@ impl Attend<'_> {
         attention::Request::with(session, &self.over_stored(), &stored, far)
     }
 
-    /// Keeps the state. What it writes to `out` is replaced.
+    /// Attention of dense rows over the stored blocks. It keeps its state; repair replaces what it writes to `out`.
     fn over_stored(&self) -> vwd_attention_args {
         let (list, state, all) = (self.layer.stored_blocks(), self.state(), self.over_all());
         let block_size = self.layer.decoder.options.block_size as u32;
@@ -556,7 +563,7 @@ impl Attend<'_> {
         vwd_attention_args { block_size, list, state, sinks: absent(all.sinks), tree, ..all }
     }
 
-    /// Adds the newest blocks to the state of the stored ones. None of them was predicted.
+    /// Repair that adds the newest blocks to the state of the stored ones, as blocks of which none was predicted.
     fn over_newest(&self) -> vwd_repair_args {
         vwd_repair_args {
             predicted: self.layer.no_blocks(),
@@ -582,7 +589,7 @@ impl Attend<'_> {
     /// Begins to fetch what is predicted for the layer's next step.
     pub fn prefetch_next(&self, holt: vwd_holt, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         self.predict(self.layer.predicted(), holt, stream)?;
-        tiered.resolve(&self.layer, self.layer.predicted_in_slots(), With::default(), stream)?;
+        tiered.resolve(&self.layer, self.layer.predicted_in_slots(), Further::default(), stream)?;
         tiered.fetch(&self.layer, stream)
     }
 }
