@@ -54,7 +54,7 @@ impl Shape {
         if self.dtype.is_float8() { DType::F16 } else { self.dtype }
     }
 
-    /// Of q·k.
+    /// The scale of q·k.
     pub fn scale(&self) -> f32 {
         1.0 / (self.dims[0] as f32).sqrt()
     }

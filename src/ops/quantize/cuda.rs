@@ -12,7 +12,7 @@ use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, s
 
 pub struct Kernels {
     quantize: Kernel,
-    /// Of rows of 64 and of 128 channels of 16 bits.
+    /// For rows of 64 and of 128 channels of 16 bits.
     rows: [Kernel; 2],
     weights: Kernel,
 }

@@ -24,7 +24,7 @@ const MOST: u64 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     Decode128(Element, Rows),
-    /// Of 64 channels, and of 256.
+    /// For keys of 64 channels, and of 256.
     Decode64(Element, Rows),
     Decode256(Element, Rows),
     /// With the term of what lists leave out.
@@ -33,7 +33,7 @@ pub enum Entry {
     Verify128Tree(Element),
     VerifyShort(Element),
     VerifyShortTree(Element),
-    /// Of 64 channels, and of 256.
+    /// For keys of 64 channels, and of 256.
     Verify64(Element),
     Verify64Tree(Element),
     Verify64Short(Element),
