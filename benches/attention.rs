@@ -23,7 +23,7 @@ const BLOCK: usize = 64;
 /// Blocks of the pool, and blocks that each KV head reads.
 const POOL: usize = 1024;
 const SELECTED: usize = 128;
-/// Of which a prediction misses.
+/// How many of these a prediction misses.
 const MISSED: usize = 3;
 /// Selections that the calls take in turn.
 const TURNS: usize = 16;

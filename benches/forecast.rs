@@ -48,7 +48,7 @@ impl Shape {
 
 const LARGE: Shape = Shape { input: 4096, heads: 32, dim: 128, memory: false };
 const SMALL: Shape = Shape { input: 576, heads: 9, dim: 64, memory: false };
-/// Of all layers together.
+/// The maps of all layers together.
 const MAP_BYTES: usize = 256 << 20;
 const TOKENS: usize = 2048;
 const RANK: usize = 128;

@@ -69,7 +69,7 @@ struct Verify<'b> {
     committed: Option<Tensor<'b>>,
 }
 
-/// Of a tensor of some rank.
+/// Gives a tensor of some rank a layout.
 type AnyLayout = fn(&mut Rng, usize) -> Layout;
 
 fn plain(_: &mut Rng, _: usize) -> Layout {

@@ -58,7 +58,7 @@ struct Results {
     finish: Vec<i64>,
 }
 
-/// Of few, so that drafts, targets and stop tokens meet; some are negative.
+/// One of few tokens, so that drafts, targets and stop tokens meet; some are negative.
 fn token(rng: &mut Rng) -> i64 {
     if rng.one_in(60) { -rng.int(1..=2) } else { rng.int(0..=6) }
 }

@@ -58,7 +58,7 @@ class WithRelease:
         print(f"{self.release.name} {options} seed {seed}: {out.counters}")
         for wrong in ["wrong_summaries", "wrong_tokens", "wrong_outputs", "errors", "passed"]:
             self.assertEqual(out[wrong], 0, f"{wrong}, seed {seed}")
-        # Of 25 operations one is a shift, if the sequence is long enough.
+        # One of 25 operations is a shift, if the sequence is long enough.
         for happened in ["sparse", "stale", "checked", *(["shifts"] if operations >= 1000 else [])]:
             self.assertGreater(out[happened], 0, f"{happened}: the operations reach nothing")
 
@@ -395,7 +395,7 @@ class OnEmulatedGpu(WithRelease):
         self.assertEqual(out["eager"], 48)
 
     def test_selection_beside_keys_and_values_gives_the_same_bits(self):
-        # Of 24 steps after 240 tokens those to token 240 and 256 begin a block; all others are late, in each of four layers. With 64 channels summaries are in INT4.
+        # Two of the 24 steps after 240 tokens begin a block, those to token 240 and 256; all others are late, in each of four layers. With 64 channels summaries are in INT4.
         for model, options in [(self.tiny, {}), (self.tiny, {"METHOD": "minmax"}), (releases.tiny(BUILD, head_dim=64), {})]:
             out = run(self.release, model, {**self.COMMON, **options, "CHECK": 0}, "compare", depth=240, count=24, sequences=2, random_text=1,
                       variants="behind/BESIDE=off,beside/BESIDE=on")
