@@ -12,8 +12,9 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
 use crate::kv;
+use crate::ops::option_checks::{check_blocks, check_heads, key_dims, key_dtype, require_counts};
 use crate::ops::remainder;
-use crate::ops::views::{check_blocks, check_heads, key_dims, key_dtype, require_counts, scale_or_default};
+use crate::ops::views::scale_or_default;
 use crate::runtime::require_no_flags;
 
 /// The last blocks of a sequence on a tiered cache, which dense rows read from slots: host memory may not have them yet. A step's tokens lie in
