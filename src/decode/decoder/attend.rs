@@ -4,7 +4,7 @@
 //!   PRR       attention over the predicted list, on a branch, while the selection runs; exact repair
 //!   FORESEEN  attention over the foreseen list, while summaries are made on a branch; SERIAL for rows of which nothing was foreseen
 //!
-//! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `tiered` says how they go there.
+//! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `attend_tiered` has them.
 //!
 //! Rows that attend all tokens come last; on a tiered cache they read the tokens where these lie. Each call is for some of the rows: its q_lens
 //! give the other rows no positions.

@@ -12,6 +12,7 @@
 //! prefix needs no call here. What is remembered of scores and of drafts lies by the sequence's number.
 
 mod attend;
+mod attend_tiered;
 mod begin;
 mod cpu;
 mod cuda;
