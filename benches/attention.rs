@@ -14,7 +14,7 @@ use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
-use support::{Rng, absent, args};
+use support::{Rng, absent, args, packed, strided};
 
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
@@ -23,7 +23,7 @@ const BLOCK: usize = 64;
 /// Blocks of the pool, and blocks that each KV head reads.
 const POOL: usize = 1024;
 const SELECTED: usize = 128;
-/// Of which a prediction misses.
+/// How many of these a prediction misses.
 const MISSED: usize = 3;
 /// Selections that the calls take in turn.
 const TURNS: usize = 16;
@@ -76,21 +76,6 @@ fn of_turn(lists: &[i32], turn: usize) -> &[i32] {
     &lists[turn % TURNS * KV_HEADS * SELECTED..][..KV_HEADS * SELECTED]
 }
 
-fn tensor<T>(data: &[T], code: u8, shape: &[usize], strides: &[usize]) -> vwd_tensor {
-    let wide = |of: &[usize]| std::array::from_fn(|d| of.get(d).map_or(0, |&n| n as i64));
-    vwd_tensor {
-        data: data.as_ptr().cast_mut().cast(),
-        device_type: 1,
-        device_id: 0,
-        dtype_code: code,
-        dtype_bits: 8 * size_of::<T>() as u8,
-        lanes: 1,
-        ndim: shape.len() as i32,
-        shape: wide(shape),
-        strides: wide(strides),
-    }
-}
-
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let pool = Pool::new();
@@ -104,24 +89,24 @@ fn main() {
     let out = vec![f16::ZERO; HEADS * DIM];
     let table: Vec<i32> = (0..POOL as i32).collect();
     let (lens, counts) = (vec![(POOL * BLOCK) as i32], vec![SELECTED as i32; KV_HEADS]);
-    let rows = |data: &[f16]| tensor(data, 2, &[1, HEADS, DIM], &[HEADS * DIM, DIM, 1]);
+    let rows = |data: &[f16]| packed(data, 2, &[1, HEADS, DIM]);
     let kv = vwd_paged_kv {
-        k: tensor(&pool.k, 2, &kv, &strides),
-        v: tensor(&pool.v, 2, &kv, &strides),
-        page_table: tensor(&table, 0, &[1, POOL], &[POOL, 1]),
-        seq_lens: tensor(&lens, 0, &[1], &[1]),
+        k: strided(&pool.k, 2, &kv, &strides),
+        v: strided(&pool.v, 2, &kv, &strides),
+        page_table: packed(&table, 0, &[1, POOL]),
+        seq_lens: packed(&lens, 0, &[1]),
         ..args()
     };
     let list = |lists, turn| vwd_block_list {
-        ids: tensor(of_turn(lists, turn), 0, &[1, KV_HEADS, SELECTED], &[KV_HEADS * SELECTED, SELECTED, 1]),
-        counts: tensor(&counts, 0, &[1, KV_HEADS], &[KV_HEADS, 1]),
+        ids: packed(of_turn(lists, turn), 0, &[1, KV_HEADS, SELECTED]),
+        counts: packed(&counts, 0, &[1, KV_HEADS]),
         slots: absent(),
     };
     let (acc, m) = (vec![0f32; HEADS * SELECTED * DIM], [vec![0f32; HEADS * SELECTED], vec![0f32; HEADS * SELECTED]]);
-    let per_head = |m| tensor::<f32>(m, 2, &[1, HEADS, SELECTED], &[HEADS * SELECTED, SELECTED, 1]);
+    let per_head = |m| packed::<f32>(m, 2, &[1, HEADS, SELECTED]);
     let strides = [HEADS * SELECTED * DIM, SELECTED * DIM, DIM, 1];
     let partials = vwd_attention_partials {
-        acc: tensor(&acc, 2, &[1, HEADS, SELECTED, DIM], &strides),
+        acc: strided(&acc, 2, &[1, HEADS, SELECTED, DIM], &strides),
         m: per_head(&m[0]),
         l: per_head(&m[1]),
     };

@@ -14,7 +14,7 @@ use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
-use support::args;
+use support::{Rng, args, packed, strided};
 
 const MEMORY: usize = 64 << 20;
 const CACHE: usize = 256 << 10;
@@ -45,29 +45,10 @@ fn measure(mut call: impl FnMut()) -> f64 {
     samples[SAMPLES / 2]
 }
 
-fn tensor<T>(data: &[T], code: u8, shape: &[usize], strides: &[usize]) -> vwd_tensor {
-    let wide = |of: &[usize]| std::array::from_fn(|d| of.get(d).map_or(0, |&n| n as i64));
-    vwd_tensor {
-        data: data.as_ptr().cast_mut().cast(),
-        device_type: 1,
-        device_id: 0,
-        dtype_code: code,
-        dtype_bits: 8 * size_of::<T>() as u8,
-        lanes: 1,
-        ndim: shape.len() as i32,
-        shape: wide(shape),
-        strides: wide(strides),
-    }
-}
-
 /// Numbers in −1 … 1.
 fn values<T>(count: usize, from: impl Fn(f32) -> T) -> Vec<T> {
-    let mut state = 1u32;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(|_| from(next())).collect()
+    let mut rng = Rng::new(1);
+    (0..count).map(|_| from(2.0 * rng.unit() as f32 - 1.0)).collect()
 }
 
 /// A dtype: its name, its code in a tensor, and how it is made of f32.
@@ -104,15 +85,14 @@ impl<T> Element<T> {
         let (table, lens): (Vec<i32>, _) = ((0..pages as i32).collect(), [tokens as i32]);
         let pool = |data: &[T]| {
             let strides = [kv_heads * PAGE * dim, dim, PAGE * dim, 1];
-            tensor(data, *code, &[pages, PAGE, kv_heads, dim], &strides)
+            strided(data, *code, &[pages, PAGE, kv_heads, dim], &strides)
         };
-        let of_rows =
-            |data: &[T]| tensor(data, *code, &[1, rows, heads, dim], &[rows * heads * dim, heads * dim, dim, 1]);
+        let of_rows = |data: &[T]| packed(data, *code, &[1, rows, heads, dim]);
         let kv = vwd_paged_kv {
             k: pool(&kv[0]),
             v: pool(&kv[1]),
-            page_table: tensor(&table, 0, &[1, pages], &[pages, 1]),
-            seq_lens: tensor(&lens, 0, &[1], &[1]),
+            page_table: packed(&table, 0, &[1, pages]),
+            seq_lens: packed(&lens, 0, &[1]),
             ..args()
         };
         let call = vwd_attention_args { kv: &kv, q: of_rows(&q), out: of_rows(&out), ..args() };
@@ -153,11 +133,11 @@ fn attend_int4(session: &support::Session, wanted: &[String], Shape { dim, group
     let (exact, absent) = (vec![f16::ZERO; PAGE * kv_heads * dim], vec![-1; pages]);
     let pool = |data: &[u8]| {
         let strides = [kv_heads * PAGE * dim / 2, dim / 2, PAGE * dim / 2, 1];
-        tensor(data, 1, &[pages, PAGE, kv_heads, dim / 2], &strides)
+        strided(data, 1, &[pages, PAGE, kv_heads, dim / 2], &strides)
     };
-    let of_tokens = |data: &[u8]| tensor(data, 10, &[pages, PAGE, kv_heads], &[kv_heads * PAGE, 1, PAGE]);
-    let of_rows = |data: &[f16]| tensor(data, 2, &[1, rows, heads, dim], &[rows * heads * dim, heads * dim, dim, 1]);
-    let table = tensor(&table, 0, &[1, pages], &[pages, 1]);
+    let of_tokens = |data: &[u8]| strided(data, 10, &[pages, PAGE, kv_heads], &[kv_heads * PAGE, 1, PAGE]);
+    let of_rows = |data: &[f16]| packed(data, 2, &[1, rows, heads, dim]);
+    let table = packed(&table, 0, &[1, pages]);
     let int4 = vwd_int4_kv {
         block_size: PAGE as u32,
         k: pool(&codes[0]),
@@ -165,17 +145,17 @@ fn attend_int4(session: &support::Session, wanted: &[String], Shape { dim, group
         k_scale: of_tokens(&scales[0]),
         v_scale: of_tokens(&scales[1]),
         page_table: table,
-        coded_lens: tensor(&lens, 0, &[1], &[1]),
-        means: tensor(&means, 2, &[pages, 1, kv_heads, dim], &[kv_heads * dim, kv_heads * dim, dim, 1]),
+        coded_lens: packed(&lens, 0, &[1]),
+        means: strided(&means, 2, &[pages, 1, kv_heads, dim], &[kv_heads * dim, kv_heads * dim, dim, 1]),
         mean_table: table,
         ..args()
     };
-    let exact = tensor(&exact, 2, &[1, PAGE, kv_heads, dim], &[kv_heads * PAGE * dim, dim, PAGE * dim, 1]);
+    let exact = strided(&exact, 2, &[1, PAGE, kv_heads, dim], &[kv_heads * PAGE * dim, dim, PAGE * dim, 1]);
     let kv = vwd_paged_kv {
         k: exact,
         v: exact,
-        page_table: tensor(&absent, 0, &[1, pages], &[pages, 1]),
-        seq_lens: tensor(&lens, 0, &[1], &[1]),
+        page_table: packed(&absent, 0, &[1, pages]),
+        seq_lens: packed(&lens, 0, &[1]),
         int4: &int4,
         ..args()
     };

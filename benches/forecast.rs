@@ -14,7 +14,7 @@ use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
-use support::{Rng, Session, absent, args, assert_ok};
+use support::{Rng, Session, absent, args, assert_ok, packed};
 
 #[derive(Clone, Copy)]
 struct Shape {
@@ -48,26 +48,10 @@ impl Shape {
 
 const LARGE: Shape = Shape { input: 4096, heads: 32, dim: 128, memory: false };
 const SMALL: Shape = Shape { input: 576, heads: 9, dim: 64, memory: false };
-/// Of all layers together.
+/// The maps of all layers together.
 const MAP_BYTES: usize = 256 << 20;
 const TOKENS: usize = 2048;
 const RANK: usize = 128;
-
-fn tensor<T>(data: &[T], code: u8, shape: &[usize]) -> vwd_tensor {
-    let mut tensor = vwd_tensor {
-        data: data.as_ptr().cast_mut().cast(),
-        device_type: 1,
-        dtype_code: code,
-        dtype_bits: 8 * size_of::<T>() as u8,
-        ndim: shape.len() as i32,
-        ..absent()
-    };
-    for (d, &extent) in shape.iter().enumerate() {
-        tensor.shape[d] = extent as i64;
-        tensor.strides[d] = shape[d + 1..].iter().product::<usize>() as i64;
-    }
-    tensor
-}
 
 fn noise(count: usize) -> Vec<f32> {
     let mut rng = Rng::new(0);
@@ -143,10 +127,10 @@ fn project(criterion: &mut Criterion, session: &Session, shape: Shape, rank: Opt
         let projected = measure(criterion, &format!("project {name}, batch {batch}"), values * 4, &|turn| {
             let call = vwd_forecast_project_args {
                 layer: (turn % layers) as u32,
-                x: tensor(&x, 2, &[batch, shape.input]),
-                previous: if shape.memory { tensor(&previous, 2, &queries) } else { absent() },
-                positions: tensor(&positions, 0, &[batch]),
-                q: tensor(&q, 2, &queries),
+                x: packed(&x, 2, &[batch, shape.input]),
+                previous: if shape.memory { packed(&previous, 2, &queries) } else { absent() },
+                positions: packed(&positions, 0, &[batch]),
+                q: packed(&q, 2, &queries),
                 ..args()
             };
             // SAFETY: everything is alive.
@@ -173,9 +157,9 @@ fn fit(session: &Session, shape: Shape) {
         ..args()
     };
     let (x, q) = (noise(TOKENS * shape.input), noise((TOKENS + 1) * shape.outputs()));
-    let queries = |first: usize| tensor(&q[first * shape.outputs()..], 2, &[TOKENS, shape.heads, shape.dim]);
+    let queries = |first: usize| packed(&q[first * shape.outputs()..], 2, &[TOKENS, shape.heads, shape.dim]);
     let call = vwd_forecast_accumulate_args {
-        x: tensor(&x, 2, &[TOKENS, shape.input]),
+        x: packed(&x, 2, &[TOKENS, shape.input]),
         previous: if shape.memory { queries(0) } else { absent() },
         q: queries(1),
         ..args()

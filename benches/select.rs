@@ -13,7 +13,7 @@ use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
-use support::{Rng, absent, args};
+use support::{Rng, absent, args, packed};
 
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
@@ -42,22 +42,6 @@ fn part(side: &[f16], turn: usize) -> &[f16] {
     &side[turn % TURNS * SIDE..][..SIDE]
 }
 
-fn tensor<T>(data: &[T], code: u8, shape: &[usize]) -> vwd_tensor {
-    let mut tensor = vwd_tensor {
-        data: data.as_ptr().cast_mut().cast(),
-        device_type: 1,
-        dtype_code: code,
-        dtype_bits: 8 * size_of::<T>() as u8,
-        ndim: shape.len() as i32,
-        ..absent()
-    };
-    for (d, &extent) in shape.iter().enumerate() {
-        tensor.shape[d] = extent as i64;
-        tensor.strides[d] = shape[d + 1..].iter().product::<usize>() as i64;
-    }
-    tensor
-}
-
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let session = support::Session::cpu(0);
@@ -71,7 +55,7 @@ fn main() {
     let lens = [(BLOCKS * BLOCK) as i32];
     let (ids, counts) = (vec![0i32; KV_HEADS * SELECTED], vec![0i32; KV_HEADS]);
     let select = |turn: usize| {
-        let summaries = |side: &[f16]| tensor(part(side, turn), 2, &[1, BLOCKS, KV_HEADS, DIM]);
+        let summaries = |side: &[f16]| packed(part(side, turn), 2, &[1, BLOCKS, KV_HEADS, DIM]);
         let index = vwd_index {
             kind: VWD_INDEX_MINMAX,
             block_size: BLOCK as u32,
@@ -85,12 +69,12 @@ fn main() {
             k: SELECTED as u32,
             init_blocks: 1,
             local_blocks: 2,
-            q: tensor(&q, 2, &[1, HEADS, DIM]),
+            q: packed(&q, 2, &[1, HEADS, DIM]),
             index: &index,
-            seq_lens: tensor(&lens, 0, &[1]),
+            seq_lens: packed(&lens, 0, &[1]),
             selected: vwd_block_list {
-                ids: tensor(&ids, 0, &[1, KV_HEADS, SELECTED]),
-                counts: tensor(&counts, 0, &[1, KV_HEADS]),
+                ids: packed(&ids, 0, &[1, KV_HEADS, SELECTED]),
+                counts: packed(&counts, 0, &[1, KV_HEADS]),
                 slots: absent(),
             },
             ..args()

@@ -44,7 +44,7 @@ static vwd_index summaries(void) {
   return index;
 }
 
-/* Of the prompt, whose keys are at hand; later of each new token, from the sequence's newest blocks. */
+/* Summarises the prompt, whose keys are at hand; later each new token, from the sequence's newest blocks. */
 static void summarise(const vwd_index *index, vwd_tensor k, vwd_tensor page_table, int32_t begin, int32_t len) {
   vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
   update.index = index;

@@ -3,7 +3,7 @@
 
     build.py                       compile the sources whose inputs changed, and assemble what that gave as --check-ptxas does
     build.py --all                 compile every source
-    build.py --only select/axes    compile kernels/select/axes.cu alone, changed or not; several names may follow
+    build.py --only select/means   compile kernels/select/means.cu alone, changed or not; several names may follow
     build.py --assemble            assemble the PTX whose machine code is missing or old into kernels/cubin, which git ignores
     build.py --check-ptxas         assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
                                    spills or stack in any kernel that its source does not list in a line "// cold: name, name". What it

@@ -13,7 +13,7 @@ use support::*;
 struct Counting;
 
 thread_local! {
-    /// Of this thread: tests run side by side.
+    /// Allocations of this thread alone, since tests run side by side.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -43,7 +43,7 @@ fn calls_allocate_nothing() {
     let (accepted, next_token, offsets) = (place(I32, &[3]), place(I32, &[3]), place(I64, &[4]));
     rounds(3, |rng| {
         for count in [1, 2, 64, 256] {
-            // Of one form or of several, in any order of addresses.
+            // Tensors of one form or of several, in any order of addresses.
             let forms = rng.size(1..=3);
             let mut pairs: Vec<_> = (0..count)
                 .map(|n| 8 + n % forms)
@@ -122,7 +122,7 @@ fn questions_to_a_budget_allocate_nothing() {
     }
 }
 
-/// Of a step, however often lists are resolved before the copies are made.
+/// However often a step resolves lists before the copies are made.
 #[test]
 fn steps_of_a_kv_cache_allocate_nothing() {
     const LISTS: usize = 2;

@@ -14,7 +14,7 @@ libvanward is licensed under the Apache License 2.0; see LICENSE. It holds compi
 https://crates.io/crates/NAME/VERSION, and of Rust's standard library (MIT or Apache-2.0, https://github.com/rust-lang/rust).
 ";
 
-/// Of crates that name MIT as their licence and come without its text.
+/// The text for crates that name MIT as their licence and come without it.
 const MIT: &str = "\
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files
 (the \"Software\"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge,

@@ -1,5 +1,5 @@
-//! Comments are sentences: none begins with a genitive whose noun stands elsewhere ("Of the others."), and names that were
-//! replaced do not come back.
+//! Comments are sentences: none begins with a genitive whose noun stands elsewhere ("Of the others."), the files that they name
+//! exist, and names that were replaced do not come back.
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,16 @@ fn comments_begin_with_no_genitive_whose_noun_stands_elsewhere() {
     let found: Vec<String> =
         lines().filter(|line| line.begins_comment && is_genitive(line.comment())).map(report).collect();
     assert!(found.is_empty(), "say whose or which:\n{}", found.join("\n"));
+}
+
+#[test]
+fn files_that_comments_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let is_missing = |line: &Line| files_of(line.comment()).any(|file| !root.join(file).exists());
+    let found: Vec<String> = lines().filter(is_missing).map(report).collect();
+    assert!(found.is_empty(), "no such file:\n{}", found.join("\n"));
+    let naming = lines().filter(|line| files_of(line.comment()).next().is_some()).count();
+    assert!(naming > 100, "{naming} comments that name a file are too few to be all");
 }
 
 #[test]
@@ -61,6 +71,15 @@ fn report(line: Line) -> String {
 fn is_genitive(comment: &str) -> bool {
     let mut words = comment.split_whitespace();
     words.next() == Some("Of") && words.next().is_some_and(|word| NOUNS_TO_COME.contains(&word))
+}
+
+/// The paths of files, from the root of the repository on, in a comment.
+fn files_of(comment: &str) -> impl Iterator<Item = &str> {
+    const FOLDERS: [&str; 8] =
+        ["src/", "kernels/", "tests/", "docs/", "benches/", "bindings/", "examples/", "integrations/"];
+    let words = comment.split(|c: char| !(c.is_alphanumeric() || "_-./<>*".contains(c)));
+    let words = words.map(|word| word.trim_end_matches('.')).filter(|word| !word.contains(['<', '*']));
+    words.filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder)) && Path::new(word).extension().is_some())
 }
 
 fn words(code: &str) -> impl Iterator<Item = &str> {

@@ -52,7 +52,7 @@ class Case:
         self.numbers = torch.arange(batch, dtype=torch.int32, device="cuda")
         self.counts = torch.full((batch, heads), count, dtype=torch.int32, device="cuda")
         self.missed = torch.zeros_like(self.counts)
-        # Of each step, then of the one before the first.
+        # The lists of each step, then those of the one before the first.
         before, *steps = map(self.slotted, self.drift(new))
         self.lists = [*steps, before]
         self.calls = {}
@@ -65,7 +65,7 @@ class Case:
         rank = torch.rand(shape, device="cuda")
         for _ in range(STEPS + 1):
             yield rank.argsort(-1)[..., : self.count].sort(-1).values.int().contiguous()
-            # Of those in the list some leave, and as many of the others come.
+            # Some of those in the list leave, and as many of the others come.
             leaving = torch.rand(shape, device="cuda") < new
             listed = rank.argsort(-1).argsort(-1) < self.count
             rank = torch.where(listed & leaving, 2.0, torch.where(listed, -1.0, torch.rand(shape, device="cuda")))

@@ -106,7 +106,7 @@ impl Tokens {
         }
     }
 
-    /// Of set 0, as all arguments here: each call is then pointed at its set, as an engine does that keeps its arguments.
+    /// Arguments of set 0, as all arguments here: each call is then pointed at its set, as an engine does that keeps its arguments.
     fn verify_args(&self) -> vwd_verify_args {
         let [draft, target, accepted, next_token] = self.tensors();
         vwd_verify_args { draft, target, accepted, next_token, ..args() }

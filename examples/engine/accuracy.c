@@ -128,7 +128,7 @@ static bool attend(void *context, const attention_call *call) {
   return ok;
 }
 
-/* Of the prompt's last tokens. */
+/* Learns weights and centres from the prompt's last tokens. */
 static bool learn_axes(trial *t, int layer) {
   const decoder *d = t->run.d;
   const model_shape *s = &d->shape;

@@ -22,7 +22,7 @@ void codes_free(kv_cache *c);
 /* [kv_heads, head_dim], for vwd_kv_weights to fill. */
 vwd_tensor codes_weights(const kv_cache *c, int layer);
 
-/* Of one layer, for kv_view. It is overwritten by the next one of that layer. */
+/* The view of one layer's codes, for kv_view. The next one of that layer overwrites it. */
 const vwd_int4_kv *codes_view(const sequence *s, int layer, int rows);
 
 /* Codes the whole pages of a sequence that EXACT tokens have followed, in every layer, and gives up what they

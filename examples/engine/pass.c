@@ -41,7 +41,7 @@ static bool begin_step(batch *b, const part *p) {
   return batch_called(vwd_decoder_begin(b->decoder, &step, NULL), "vwd_decoder_begin", &b->error);
 }
 
-/* Of rows [rows of the pass, heads, head_dim] those of a part: [members, positions, heads, head_dim]. */
+/* The rows of a part, [members, positions, heads, head_dim], among those of the pass, [rows of the pass, heads, head_dim]. */
 static vwd_tensor rows_of(const part *p, const void *rows, int dtype, int heads, int dim) {
   const size_t row = (size_t)heads * (size_t)dim * (size_t)(dtype & 0xFF) / 8;
   vwd_tensor t = TENSOR((const char *)rows + (size_t)(p->of->first + p->from) * row, dtype, p->of->batch, p->count, heads, dim);

@@ -30,7 +30,7 @@ int predicted_blocks(const decoder *d, float ratio) { return (int)ceilf(ratio * 
 
 /* --- Bytes: K and V of a token, and what selection reads, per KV head --- */
 
-/* Of a cache in INT4 the few exact tokens are counted as coded. */
+/* The few exact tokens of a cache in INT4 are counted as coded. */
 static int64_t token_bytes(const decoder *d) {
   return d->cache.codes ? (int64_t)codes_token_bytes(&d->cache) : (int64_t)d->shape.head_dim * 2 * (int64_t)sizeof(uint16_t);
 }

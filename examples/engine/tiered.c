@@ -23,7 +23,7 @@ struct tiered {
   vwd_kv_cache *cache;
   holder *holders; /* [numbers] */
   int numbers;
-  /* Of each block, [pages]: the holders that have it, those of them that run, and whether it is known. */
+  /* The holders of each block, [pages], those of them that run, and whether it is known. */
   int32_t *users, *runners;
   bool *known;
   int32_t *free_blocks; /* a stack */
@@ -237,7 +237,7 @@ static bool begin(batch *b, sequence *s, int parent, int shared) {
   return !failed(b, vwd_decoder_reset(b->decoder, &reset, NULL), "vwd_decoder_reset");
 }
 
-/* Of the text so far, for which there is room. */
+/* Gives the sequence blocks for its text so far, for which there is room. */
 static bool take_all(batch *b, sequence *s) {
   if (take(b, s, s->count)) return true;
   if (!b->broken) failed(b, VWD_ERROR_OUT_OF_MEMORY, "vwd_kv_cache_extend");
@@ -255,7 +255,7 @@ static bool enter(batch *b, sequence *s) {
   return true;
 }
 
-/* Of another sequence's text, which was computed beside this one's: a fork takes the place of what this one has. */
+/* Shares blocks of another sequence's text, which was computed beside this one's: a fork takes the place of what this one has. */
 static void share(batch *b, sequence *s) {
   const int had = s->cached;
   int parent, shared = find(b, s, &parent);

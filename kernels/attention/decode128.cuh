@@ -8,7 +8,7 @@
 // Keys and values of 64 and of 256 channels in 16 bits are taken likewise (variants decode64, decode256), for up to eight rows.
 // Kernels attention_decode128_<type>_4 and _8 take up to four and eight rows (decode128_rows8.cuh), _16 nine to sixteen (decode128_rows16.cuh).
 //
-// Bytes: each key and value once, 4 · D a token of 16 bits. As many CTAs take a work item as have a multiprocessor each. What does not depend
+// Bytes: each key and value once, 4 · D a token of 16 bits. A work item gets as many CTAs as can each have a multiprocessor. What does not depend
 // on memory is computed before the kernel waits for the previous one, and parameters are read then, too.
 //
 //   warp w of CTA r ── units r + ctas · (w + warps · n): the number follows from no count, so that a warp requests the entries of its units

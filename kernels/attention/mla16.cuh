@@ -52,8 +52,8 @@ struct Mla16Source {
     uint32 rank, lane, warp, row, group = 0;
     Reach reach;
     uint32 entries, slots;
-    // Of this lane: its token of the current group; the place of its token of the next group, whose page may still be on its way; and what the
-    // list says of its token of the group after.
+    // What this lane has: its token of the current group; the place of its token of the next group, whose page may still be on its way; and what
+    // the list says of its token of the group after that.
     const char *token;
     bool is_there;
     Place next;

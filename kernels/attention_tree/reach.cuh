@@ -9,7 +9,7 @@ struct TreeAttentionParams {
 };
 #include "attention_tree/layout.cuh"
 
-// Of kernels whose parameter is a TreeAttentionParams.
+// The tree of a call, for kernels whose parameter is a TreeAttentionParams.
 __device__ inline const View<3> &tree_of(const AttentionParams &p) { return reinterpret_cast<const TreeAttentionParams &>(p).tree; }
 
 // What the rows of a sequence see.

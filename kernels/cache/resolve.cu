@@ -8,7 +8,7 @@
 //
 // Slots are given away by the clock algorithm: a hand goes over the slots, gives away those that no resolve has named since it last passed,
 // and takes that chance from the others. A run that one of the last `hold` resolves has named keeps its slot in any case. A call names no
-// more runs than the resolves before, as many as `hold` less one, leave slots, so two rounds of the hand find enough slots.
+// more runs than the `hold` − 1 resolves before it leave slots, so two rounds of the hand find enough slots.
 //
 // The warps of all CTAs take turns at the slots from the hand on, a slot per lane and turn, so that the slots to give are spread over the
 // cluster however few they are. Phases of a round of cache_give:

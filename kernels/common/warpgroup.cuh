@@ -75,7 +75,8 @@ template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
                  "}, %16, %17, adds, 1, 1, 0, 0;\n\t}" : VWD_16(c) : "l"(a), "l"(b), "r"(uint32(adds)) : "memory")
 
-// Of 64 rows and of 64 rows, with the 16 channels of each of the former in registers: in the form of the sums, two channels packed in a word.
+// The same of 64 rows, whose 16 channels are in registers, and of 64 rows in shared memory. The registers have the form of the sums, with two
+// channels packed in a word.
 #define VWD_MULTIPLY_REGISTERS_64(type) \
     asm volatile("{\n\t.reg .pred adds;\n\tsetp.ne.u32 adds, %37, 0;\n\t" \
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" \

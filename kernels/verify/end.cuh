@@ -23,7 +23,7 @@ struct NoEnd {
     static constexpr bool IS_GIVEN = false;
 };
 
-// Of so many neighbouring tokens that kernels prefetch, one is enough.
+// One prefetch is enough for so many neighbouring tokens.
 constexpr uint32 PREFETCHED = 8;
 
 // Values of finish: VWD_FINISH_*.

@@ -11,6 +11,7 @@ pub mod floats;
 pub mod instructions;
 pub mod overlap;
 pub mod quiet;
+pub mod random;
 pub mod status;
 pub mod strides;
 pub mod tensor;

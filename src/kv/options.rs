@@ -6,7 +6,7 @@ use crate::core::array::array;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::ops::int4;
-use crate::ops::views::{key_dims, key_dtype, require_counts};
+use crate::ops::option_checks::{key_dims, key_dtype, require_counts};
 use crate::runtime::require_no_flags;
 
 /// The number of blocks that a sequence's tail has slots for: the two newest, which lists may name, and one that the next tokens

@@ -35,8 +35,8 @@ impl<'a> ResolveRequest<'a> {
         Ok(request)
     }
 
-    /// The lists of a decoder's step, which enqueues the resolves of a layer itself. `beside`: the entries of the lists that the resolve just
-    /// before named, if these are still read when this one runs. No other list is.
+    /// The lists of a decoder's step, which enqueues the resolves of a layer itself. `beside`: the number of entries that the resolve just before
+    /// named, if its lists are still read when this one runs. Lists of earlier resolves no longer are.
     pub fn of_step(
         cache: &KvCache,
         c: &'a vwd_kv_cache_resolve_args,

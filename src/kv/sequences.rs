@@ -33,7 +33,7 @@ pub struct Opened {
     pub content: u32,
 }
 
-/// What a change of a sequence is taken back by, where the device was not told of it.
+/// What it takes to undo a change of a sequence, if the device could not be told of it.
 pub struct Before {
     sequence: u32,
     /// The number of its blocks; `None` if there was no such sequence.
@@ -88,14 +88,14 @@ impl Sequences {
         Some(&self.table[sequence * self.max_blocks..][..len])
     }
 
-    /// What a change that keeps the first `kept` blocks of a sequence is taken back by.
+    /// What it takes to undo a change that keeps the first `kept` blocks of a sequence.
     pub fn before(&self, sequence: u32, kept: usize) -> Result<Before> {
         let len = self.len("sequence", sequence)?;
         let blocks = &self.table[sequence as usize * self.max_blocks..][kept.min(len)..len];
         Ok(Before { sequence, len: Some(len), last: collected(blocks.iter().copied(), DROPPED)? })
     }
 
-    /// Takes the last change back, which was of this sequence, if it could not be done on the device.
+    /// Undoes the last change, which was of this sequence, if it could not be done on the device.
     pub fn settle(&mut self, done: Result<()>, before: Before) -> Result<()> {
         done.inspect_err(|_| self.take_back(before))
     }

@@ -8,7 +8,7 @@ use crate::abi::vwd_kv_cache_share_args;
 use crate::core::allocate::{collected, filled};
 use crate::core::array::{array, require_array};
 use crate::core::status::{Error, Result};
-use crate::ops::views::require_counts;
+use crate::ops::option_checks::require_counts;
 use crate::runtime::require_no_flags;
 
 const PURPOSE: &str = "the shares of a KV cache's layers";

@@ -7,6 +7,7 @@ pub mod contents;
 pub mod draw;
 pub mod index;
 pub mod int4;
+pub mod option_checks;
 pub mod pack;
 pub mod prefetch;
 pub mod quantize;

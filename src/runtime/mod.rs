@@ -368,10 +368,10 @@ impl Session {
         }
     }
 
-    /// The same of memory from this session that no stream uses any more.
+    /// As `pinned_free`, for memory that this session gave and no stream uses any more.
     pub fn pinned_free_unused(&self, pointer: *mut c_void) {
         match &self.backend {
-            // It cannot refuse what came from it.
+            // The memory came from this session, so that this cannot fail.
             Backend::Cpu(cpu) => drop(cpu.host.free(pointer)),
             Backend::Cuda(cuda) => cuda.pinned_free_unused(pointer),
         }

@@ -334,7 +334,7 @@ fn attention_over_tokens_agrees_with_the_formula(backend: &Backend) {
     });
 }
 
-/// Of so many lists that a device divides each among all of its share of multiprocessors, down to one.
+/// There are so few or so many lists that a device divides each among many of its multiprocessors, or gives it one.
 fn attention_over_any_number_of_lists_agrees_with_the_formula(backend: &Backend) {
     rounds(2, |rng| {
         for (batch, kv_heads, most) in

@@ -82,7 +82,7 @@ fn a_sink_changes_neither_lse_nor_state(backend: &Backend) {
 
 // --- windows and caps ------------------------------------------------------------------------------------------------
 
-/// Of a window of w, a row sees itself and the w − 1 tokens before it.
+/// Through a window of w a row sees itself and the w − 1 tokens before it.
 fn a_window_counts_the_row_itself(backend: &Backend) {
     let rng = &mut Rng::new(4);
     for window in [1, 2, 15, 16, 17, 128, 129, 299, 300, 301, u32::MAX as usize] {
@@ -227,7 +227,7 @@ fn mla_of_one_position_agrees_with_the_formula(backend: &Backend) {
     });
 }
 
-/// Of all tokens or of none, of whole tiles and parts.
+/// Lists name all tokens or none, and whole tiles or parts of them.
 fn mla_of_many_heads_agrees_with_the_formula(backend: &Backend) {
     rounds(16, |rng| {
         let (batch, group) = rng.pick(&[(1, 64), (3, 64), (1, 128), (3, 72), (1, 33), (2, 128)]);

@@ -28,7 +28,7 @@ pub const CASES: &[Case] = cases![
 
 const GROUP: usize = 32;
 
-/// Of each stored block: sequence, head, number; keys, absent ones where they have no page.
+/// Each stored block: its sequence, head and number; its keys, which are absent where they have no page.
 fn blocks<'s>(
     s: &'s Sequences,
     index: &'s Summaries,
@@ -304,7 +304,7 @@ impl<'b> Axes<'b> {
         Axes { place, axes, range: None, values }
     }
 
-    /// Of so many kinds of blocks, or each of its own.
+    /// Axes in INT4. There are so many kinds of blocks, or each block is of its own.
     pub fn int4(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kinds: usize, layouts: [Layout; 2]) -> Axes<'b> {
         let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
         let shape = |last: usize| [place.pages, place.rows, scene.kv_heads, last];

@@ -353,7 +353,7 @@ fn contents_of_index_update_are_checked(backend: &Backend) {
         let s = Sequences::new(backend, rng, [6, 8, 0]);
         let ([max, min], table) = index(backend, rng, 1);
         let means = normals(backend, rng, F32, &[PAGES, 2, 1, DIM]);
-        // Of the second sequence the second page alone is read, and the second block alone is written.
+        // Only the second page of the second sequence is read, and only its second block is written.
         let begin = Input::ints(backend, &[3], &[0, 5, 0]);
         let update = |index: &vwd_index, session, stream| {
             let (k, page_table, seq_lens, begin) = (s.k.c(), s.table.c(), s.lens.c(), begin.c());

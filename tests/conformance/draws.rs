@@ -32,7 +32,7 @@ pub struct Count<'a> {
     pub draws: usize,
     /// Positions that a request may use.
     pub positions: usize,
-    /// Of the drafts.
+    /// The seed of the drafts.
     pub seed: u64,
     /// Appends the draft tokens of a request.
     pub draft: &'a (dyn Fn(&mut Rng, &mut Vec<i64>) + Sync),

@@ -84,7 +84,7 @@ impl<'b> Sequences<'b> {
         Sequences { backend, dtype, kv_heads, dim, page_size, pages, table, lens, keys, float8: None }
     }
 
-    /// Of any bytes as FP8, with scales of any shape; `dtype` is that of summaries.
+    /// Sequences whose keys are any bytes as FP8, with scales of any shape; `dtype` is that of summaries.
     pub fn quantised(backend: &'b Backend, rng: &mut Rng) -> Sequences<'b> {
         let s = Sequences::random(backend, rng);
         let code = rng.pick(&[10, 12]);

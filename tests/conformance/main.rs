@@ -126,6 +126,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: forecast::CASES, on: On::Both },
     Family { cases: contents::CASES, on: On::Both },
     Family { cases: decoder::CASES, on: On::Both },
+    Family { cases: decoder::errors::CASES, on: On::Both },
     Family { cases: decoder::drafts::CASES, on: On::Both },
     Family { cases: decoder::own_drafts::CASES, on: On::Both },
     Family { cases: decoder::strategies::CASES, on: On::Both },

@@ -79,7 +79,7 @@ impl Spec {
 /// What the layers hold and share.
 struct Model {
     spec: Spec,
-    /// Of each layer: keys and values [pages, P, Hk, D], and weights.
+    /// Keys and values [pages, P, Hk, D] of each layer, and weights.
     layers: Vec<[Array<f64>; 3]>,
     table: Array<i64>,
     coded_table: Array<i64>,

@@ -236,7 +236,7 @@ pub struct Walk<'a> {
     pub draft: &'a [i64],
     /// `None`: there is no such row.
     pub rows: Vec<Option<&'a [f64]>>,
-    /// Of the target's tokens.
+    /// The rows of the drafter. `map` says for which tokens of the target their columns stand.
     pub draft_rows: Option<Vec<Vec<f64>>>,
     /// What each column of a draft's row stands for.
     pub map: Vec<i64>,

@@ -202,7 +202,7 @@ impl<'b> Scene<'b> {
         if self.own { [at[0], at[1], at[2]] } else { [at[0], 0, at[1]] }
     }
 
-    /// Of every list: sequence, list and KV head.
+    /// Every list, by sequence, list of the sequence and KV head.
     pub fn lists(&self) -> impl Iterator<Item = [usize; 3]> {
         indices(&[self.batch, self.per_head(), self.kv_heads]).map(|at| [at[0], at[1], at[2]])
     }
@@ -412,7 +412,7 @@ impl<'b> MinMax<'b> {
         MinMax::placed(backend, rng, scene, dtype, layouts, keys)
     }
 
-    /// Of this type and in these layouts.
+    /// The scene in memory, of this type and in these layouts.
     pub fn placed(
         backend: &'b Backend,
         rng: &mut Rng,

@@ -91,7 +91,7 @@ impl<'b> Labels<'b> {
         Labels::of(backend, rng, scene, kept, &layout)
     }
 
-    /// Of so many channels, whose codes lie so.
+    /// Labels of `kept` channels, whose codes lie as `layout` says.
     pub fn of(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kept: usize, layout: &Layout) -> Labels<'b> {
         let place = Place::random(backend, rng, scene.batch, scene.capacity);
         let chosen = (0..scene.kv_heads).flat_map(|_| rng.subset(scene.dim, kept)).map(|c| c as i64).collect();

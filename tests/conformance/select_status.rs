@@ -87,7 +87,7 @@ impl<'b> Indices<'b> {
 
 /// What one call gave for one sequence.
 struct Selected {
-    /// Of each list: position (0 where they share) and KV head.
+    /// The ids of each list. Lists are in the order of positions (one where they share) and KV heads.
     ids: Vec<Vec<i64>>,
     status: Vec<i64>,
     /// [lists][places]
@@ -268,7 +268,7 @@ fn select_scores_nothing_for_a_nan_query_in_every_method(backend: &Backend) {
 fn select_says_where_a_product_was_nan(backend: &Backend) {
     let index = Indices::new(backend, 64, |row| if row == 5 { f64::NAN } else { 1.0 });
     for method in METHODS {
-        // Of labels, row 5 is a token of block 1.
+        // In an index of labels row 5 is a token of block 1.
         let at = if method == VWD_SELECT_LABEL_MASS { 1 } else { 5 };
         let call = Call { len: 64, queries: ones(1), choose: [16, 0, 0], cap: 16, candidates: &[0, 1, 2], ..BY_LENGTH };
         let found = call.run(backend, index.c(method), method);
@@ -299,7 +299,7 @@ fn select_of_a_short_index_and_the_longest_sequence_takes_little_memory(backend:
             for ids in found.ids {
                 assert_eq!((ids.len(), ids[0], ids[4]), (5, 0, n - 1), "method {method:?}: {ids:?}");
             }
-            // Of labels, candidate 3 lies past the index.
+            // Candidate 3 lies past an index of labels.
             let is_mean = index.kind == VWD_INDEX_MEAN;
             let full = oracle::windows(i32::MAX as usize, window as usize, stride as usize);
             let missing = if is_mean && full <= 8 { 0 } else { VWD_SELECT_NO_SUMMARY as i64 };

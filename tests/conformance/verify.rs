@@ -69,7 +69,7 @@ struct Verify<'b> {
     committed: Option<Tensor<'b>>,
 }
 
-/// Of a tensor of some rank.
+/// Gives a tensor of some rank a layout.
 type AnyLayout = fn(&mut Rng, usize) -> Layout;
 
 fn plain(_: &mut Rng, _: usize) -> Layout {
@@ -456,11 +456,24 @@ fn pack_takes_many_tensors_of_one_form(backend: &Backend) {
 
 fn check_verify_pack(backend: &Backend, rng: &mut Rng, tokens: &Tokens, layout: AnyLayout, pairs: &[Pair]) {
     let call = Verify::place(backend, rng, tokens, layout);
-    let (batch, gamma) = (tokens.draft.shape[0], tokens.draft.shape[1]);
+    let offsets = verify_pack(backend, rng, &call.args(), layout, pairs);
+    let verified = tokens.expected();
+    call.check(&verified);
+    check_packed(&offsets, &verified.accepted, tokens.draft.shape[1], pairs);
+}
+
+/// Calls vwd_verify_pack with the tensors of a verification and of its end; returns the offsets.
+pub fn verify_pack<'b>(
+    backend: &'b Backend,
+    rng: &mut Rng,
+    verify: &vwd_verify_args,
+    layout: AnyLayout,
+    pairs: &[Pair],
+) -> Tensor<'b> {
+    let batch = verify.accepted.shape[0] as usize;
     let offsets = Tensor::poisoned(backend, rng.pick(&[I32, I64]), &[batch + 1], &layout(rng, 1));
     let rows: Vec<vwd_tensor> = pairs.iter().map(|pair| pair.rows.c()).collect();
     let packed: Vec<vwd_tensor> = pairs.iter().map(|pair| pair.packed.c()).collect();
-    let verify = call.args();
     let args = vwd_verify_pack_args {
         tensor_count: pairs.len() as u32,
         rows: rows.as_ptr(),
@@ -473,13 +486,22 @@ fn check_verify_pack(backend: &Backend, rng: &mut Rng, tokens: &Tokens, layout: 
         offsets: offsets.c(),
         mismatch: verify.mismatch,
         committed: verify.committed,
+        stop: verify.stop,
+        ignore_stop: verify.ignore_stop,
+        remaining: verify.remaining,
+        min_remaining: verify.min_remaining,
+        committed_len: verify.committed_len,
+        finish: verify.finish,
         ..args()
     };
     // SAFETY: the tensors outlive the call.
     backend.finish(unsafe { vwd_verify_pack(backend.session(), &args, backend.stream()) });
-    let verified = tokens.expected();
-    call.check(&verified);
-    let (expected, origin) = oracle::pack(&verified.accepted, gamma);
+    offsets
+}
+
+/// The offsets, and the packed rows of each pair, follow from how many tokens of each draft were accepted.
+pub fn check_packed(offsets: &Tensor, accepted: &[i64], gamma: usize, pairs: &[Pair]) {
+    let (expected, origin) = oracle::pack(accepted, gamma);
     assert_eq!(offsets.read_ints().data, expected, "offsets");
     offsets.assert_written("offsets", |_| true);
     pairs.iter().for_each(|pair| pair.check(&origin));

@@ -4,7 +4,7 @@
 use crate::Case;
 use crate::support::oracle::End;
 use crate::support::*;
-use crate::verify::Pair;
+use crate::verify::{Pair, check_packed, verify_pack};
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -58,7 +58,7 @@ struct Results {
     finish: Vec<i64>,
 }
 
-/// Of few, so that drafts, targets and stop tokens meet; some are negative.
+/// One of few tokens, so that drafts, targets and stop tokens meet; some are negative.
 fn token(rng: &mut Rng) -> i64 {
     if rng.one_in(60) { -rng.int(1..=2) } else { rng.int(0..=6) }
 }
@@ -422,37 +422,10 @@ fn verify_by_each_variant_cuts_alike(backend: &Backend) {
 fn check_pack(backend: &Backend, rng: &mut Rng, scene: &Scene, layout: AnyLayout, pairs: &[Pair]) {
     let optional = some_outputs(rng);
     let call = Placed::new(backend, rng, scene, layout, &optional);
-    let offsets = Tensor::poisoned(backend, rng.pick(&[I32, I64]), &[scene.batch() + 1], &layout(rng, 1));
-    let rows: Vec<vwd_tensor> = pairs.iter().map(|pair| pair.rows.c()).collect();
-    let packed: Vec<vwd_tensor> = pairs.iter().map(|pair| pair.packed.c()).collect();
-    let verify = call.args();
-    let args = vwd_verify_pack_args {
-        tensor_count: pairs.len() as u32,
-        rows: rows.as_ptr(),
-        packed: packed.as_ptr(),
-        draft: verify.draft,
-        target: verify.target,
-        draft_lens: verify.draft_lens,
-        accepted: verify.accepted,
-        next_token: verify.next_token,
-        offsets: offsets.c(),
-        mismatch: verify.mismatch,
-        committed: verify.committed,
-        stop: verify.stop,
-        ignore_stop: verify.ignore_stop,
-        remaining: verify.remaining,
-        min_remaining: verify.min_remaining,
-        committed_len: verify.committed_len,
-        finish: verify.finish,
-        ..args()
-    };
-    // SAFETY: the tensors outlive the call.
-    backend.finish(unsafe { vwd_verify_pack(backend.session(), &args, backend.stream()) });
+    let offsets = verify_pack(backend, rng, &call.args(), layout, pairs);
     let expected = scene.expected();
     call.check(&expected);
-    let (sums, origin) = oracle::pack(&expected.accepted, scene.draft.shape[1]);
-    assert_eq!(offsets.read_ints().data, sums, "offsets");
-    pairs.iter().for_each(|pair| pair.check(&origin));
+    check_packed(&offsets, &expected.accepted, scene.draft.shape[1], pairs);
 }
 
 fn verify_pack_packs_what_is_committed(backend: &Backend) {

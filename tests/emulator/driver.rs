@@ -2,8 +2,10 @@
 //! empty and events always over; a capture writes it down, and a graph does it in the order of writing.
 
 use crate::captures;
-use crate::device::{Function, KernelLaunch, Module, Node, Work, settings, with};
+use crate::cupti::tell;
+use crate::device::{Function, Module, Node, Work, settings, with};
 use crate::failures::fails;
+use crate::launches::{SHARED_OF_CTA, cluster, depends, prepared};
 use crate::memory::Fault;
 use crate::streams::Works;
 use crate::tensors::TensorMap;
@@ -17,7 +19,6 @@ pub type R = CUresult;
 pub const OK: R = R::CUDA_SUCCESS;
 /// The one context.
 const CONTEXT: CUcontext = 0x1000 as CUcontext;
-const SHARED_OF_CTA: u32 = 227 << 10;
 
 thread_local! {
     static CONTEXTS: std::cell::RefCell<Vec<CUcontext>> = const { std::cell::RefCell::new(vec![]) };
@@ -645,28 +646,6 @@ unsafe fn load(module: *mut CUmodule, image: *const c_void) -> R {
     OK
 }
 
-fn attributes(config: &CUlaunchConfig) -> &[CUlaunchAttribute] {
-    let attributes = if config.numAttrs == 0 { std::ptr::dangling_mut() } else { config.attrs };
-    // SAFETY: the caller's attributes.
-    unsafe { std::slice::from_raw_parts(attributes, config.numAttrs as usize) }
-}
-
-/// CTAs of a cluster.
-fn cluster(config: &CUlaunchConfig) -> u32 {
-    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    // SAFETY: the attribute says which value it is.
-    attributes(config).iter().find(|one| one.id == id).map_or(1, |one| unsafe { one.value.clusterDim.x })
-}
-
-/// Whether the launch may begin before the one in front of it has ended.
-fn depends(config: &CUlaunchConfig) -> bool {
-    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    // SAFETY: the attribute says which value it is.
-    attributes(config)
-        .iter()
-        .any(|one| one.id == id && unsafe { one.value.programmaticStreamSerializationAllowed } != 0)
-}
-
 #[allow(clippy::too_many_arguments)]
 unsafe fn launch(
     function: CUfunction,
@@ -685,100 +664,4 @@ unsafe fn launch(
             Err(error) => error,
         }
     }
-}
-
-/// A launch that the device can make, with its parameters copied.
-unsafe fn prepared(
-    function: CUfunction,
-    ctas: u32,
-    threads: u32,
-    cluster: u32,
-    shared: u32,
-    depends: bool,
-    parameters: *mut *mut c_void,
-) -> Result<KernelLaunch, R> {
-    // SAFETY: a handle of cuModuleGetFunction, whose module keeps it.
-    let function = unsafe {
-        Arc::increment_strong_count(function.cast::<Function>());
-        Arc::from_raw(function.cast::<Function>())
-    };
-    let kernel = with(|device| device.kernel(&function)).map_err(|fault| {
-        eprintln!("emulated device: {fault}");
-        R::CUDA_ERROR_INVALID_PTX
-    })?;
-    let limits = *function.limits.lock();
-    let fits = ctas > 0
-        && ctas < 1 << 31
-        && (1..=kernel.most_threads).contains(&threads)
-        && shared <= limits.shared
-        && shared as u64 + kernel.static_shared <= SHARED_OF_CTA as u64
-        && (1..=limits.cluster).contains(&cluster)
-        && ctas.is_multiple_of(cluster);
-    if !fits {
-        eprintln!(
-            "emulated device: {}: {ctas} CTAs of {threads} threads in clusters of {cluster}, {shared} bytes of shared memory",
-            function.name
-        );
-        return Err(R::CUDA_ERROR_INVALID_VALUE);
-    }
-    let bytes = kernel.parameters.last().map_or(0, |(begin, bytes)| begin + bytes);
-    let mut copied = vec![0u64; bytes.div_ceil(8)];
-    for (n, &(begin, bytes)) in kernel.parameters.iter().enumerate() {
-        // SAFETY: the caller has an address for each parameter, which has this size.
-        unsafe {
-            copied
-                .as_mut_ptr()
-                .cast::<u8>()
-                .add(begin)
-                .copy_from_nonoverlapping((*parameters.add(n)).cast::<u8>(), bytes)
-        };
-    }
-    Ok(KernelLaunch { function, ctas, threads, cluster, shared, depends, parameters: copied })
-}
-
-// --- who is told of calls ------------------------------------------------------------------------------------------------------
-
-type Told = extern "C" fn(*mut c_void, c_int, u32, *const Call);
-
-/// The beginning of the record that CUPTI passes for a call.
-#[repr(C)]
-struct Call {
-    /// 0 on entry.
-    site: c_int,
-    name: *const c_char,
-}
-
-static TOLD: parking_lot::Mutex<(Option<Told>, usize, bool)> = parking_lot::Mutex::new((None, 0, false));
-
-pub fn tell(name: &CStr) {
-    let (told, user, enabled) = *TOLD.lock();
-    if let Some(told) = told.filter(|_| enabled) {
-        told(user as *mut c_void, 1, 0, &Call { site: 0, name: name.as_ptr() });
-    }
-}
-
-/// As CUPTI's function of this name.
-#[unsafe(no_mangle)]
-#[allow(non_snake_case)]
-extern "C" fn cuptiSubscribe(subscriber: *mut *mut c_void, told: Told, user: *mut c_void) -> c_int {
-    *TOLD.lock() = (Some(told), user as usize, false);
-    // SAFETY: the caller's place.
-    unsafe { *subscriber = std::ptr::dangling_mut() };
-    0
-}
-
-/// As CUPTI's function of this name; of every domain.
-#[unsafe(no_mangle)]
-#[allow(non_snake_case)]
-extern "C" fn cuptiEnableDomain(enable: u32, _subscriber: *mut c_void, _domain: c_int) -> c_int {
-    TOLD.lock().2 = enable != 0;
-    0
-}
-
-/// As CUPTI's function of this name.
-#[unsafe(no_mangle)]
-#[allow(non_snake_case)]
-extern "C" fn cuptiUnsubscribe(_subscriber: *mut c_void) -> c_int {
-    *TOLD.lock() = (None, 0, false);
-    0
 }

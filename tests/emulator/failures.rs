@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// `NAME:N` or `NAME:N+`, as in `VANWARD_EMULATOR_FAIL`.
 struct Failure {
     name: String,
-    /// Of the calls of that name, counted from 1.
+    /// The first call of that name that fails, counted from 1.
     first: u64,
     /// Those after it fail, too.
     goes_on: bool,

@@ -12,7 +12,7 @@ pub struct Kernel {
     /// Where each parameter lies among the bytes of all, and its size.
     pub parameters: Vec<(usize, usize)>,
     pub most_threads: u32,
-    /// Of a thread where it begins.
+    /// The registers that a thread has at first.
     pub registers: u32,
 }
 

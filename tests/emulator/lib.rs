@@ -3,7 +3,7 @@
 //! README.md says how it is used, what it knows, what it checks beyond hardware and what it cannot see, and names the files in reading order.
 //!
 //! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, tensors, matrix: what
-//! they do; races: what they must not; streams: what orders launches; device, driver, mapped, captures, failures: what a
+//! they do; races: what they must not; streams: what orders launches; device, driver, launches, mapped, captures, failures, cupti: what a
 //! program sees of it.
 
 mod access;
@@ -12,12 +12,14 @@ mod captures;
 mod checks;
 mod compute;
 mod copies;
+mod cupti;
 mod decode;
 mod device;
 #[macro_use]
 mod driver;
 mod failures;
 mod instruction;
+mod launches;
 mod machine;
 mod mapped;
 mod matrix;

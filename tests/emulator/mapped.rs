@@ -1,8 +1,9 @@
 //! Memory that a program maps itself, and what its kernels may do there. A write to what can only be read ends the process by SIGSEGV.
 
 use crate::captures;
+use crate::cupti::tell;
 use crate::device::with;
-use crate::driver::{OK, R, tell};
+use crate::driver::{OK, R};
 use crate::failures::fails;
 use cudarc::driver::sys::*;
 use std::ffi::{CStr, c_int, c_ulonglong, c_void};

@@ -16,7 +16,7 @@ const MARK: u32 = 0x7ab1_e0f5;
 pub struct TensorMap {
     pub rank: usize,
     pub element_bytes: u64,
-    /// Of the eight runs of 16 bytes in each 128 bytes of shared memory, run n lies in place n ^ (address / 128) % 8.
+    /// Whether run n of the eight runs of 16 bytes in each 128 bytes of shared memory lies in place n ^ (address / 128) % 8.
     pub is_swizzled: bool,
     pub address: u64,
     pub dims: [u64; MOST_DIMENSIONS],

@@ -16,7 +16,7 @@ const MOST_SCRATCH: u64 = 256 << 20;
 
 pub struct Lab {
     pub memory: Memory,
-    /// Of 1 thread, of 7, of 2, and of the caller's; the last one, of 1 thread, checks contents.
+    /// Sessions with 1 thread, 7, 2, and the caller's; the last one has 1 thread and checks contents.
     sessions: [(&'static str, Session); 5],
 }
 

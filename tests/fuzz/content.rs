@@ -118,7 +118,7 @@ fn float(rng: &mut Rng, dtype: DType, is_hostile: bool) -> Vec<u8> {
         F32 => x.to_le_bytes().to_vec(),
         F16 => f16::from_f32(x).to_le_bytes().to_vec(),
         BF16 => bf16::from_f32(x).to_le_bytes().to_vec(),
-        // Of 256 codes a few are no numbers.
+        // A few of the 256 codes are no numbers.
         _ => rng.bytes(1),
     }
 }

@@ -90,7 +90,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_forecast_load", Target::Files),
 ];
 
-/// Of the cases of a target, at least so many must reach its work.
+/// The share of a target's cases that must reach its work, at least.
 const WORK: f64 = 0.3;
 /// Failures of one target that are told.
 const TOLD: usize = 3;

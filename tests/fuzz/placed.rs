@@ -233,9 +233,9 @@ impl Runs {
         starts.windows(2).all(|two| two[1] - two[0] >= self.length as i64)
     }
 
-    /// Of a tensor that lies in `places` elements of memory.
+    /// The runs of a tensor that lies in `places` elements of memory.
     fn of(field: &Field, places: usize) -> Runs {
-        // Of more elements than there is memory, most lie in the same places: together they are all of it.
+        // Where there are more elements than memory, most lie in the same places: together they are all of it.
         if field.count() > MOST {
             return Runs { starts: vec![field.reach().0 as i64], length: places };
         }

@@ -336,7 +336,7 @@ fn quota(
 /// Keys and values, and what attention asks of them.
 struct Attention {
     sizes: Sizes,
-    /// Of values, Dv.
+    /// Dv, the channels of a value.
     value_dim: i64,
     pages: Pages,
     /// The pages are a pool whose pages are named by the slots of a list.

@@ -312,7 +312,7 @@ fn replay_appends_with_other_tokens(backend: &Backend, slot_coding: u32) {
         let graph = Graph::capture(backend.stream().cast(), || enqueue(0));
         let mut coded = 0;
         rounds(1, |rng| {
-            // Of more than a block, the newest tokens are written again by the next append.
+            // Where tokens are more than a block, the next append writes the newest of them again.
             for first in (0..(CODED_BLOCKS - 3) * CODED_BLOCK).step_by(tokens.min(CODED_BLOCK)) {
                 let values: Vec<f32> =
                     (0..SEQUENCES * tokens * HEADS * CODED_DIM).map(|_| rng.normal() as f32).collect();
@@ -363,7 +363,7 @@ fn kv_cache_is_released_with_copies_under_way(backend: &Backend) {
     }
 }
 
-/// Of two layers, the first finds room and the second does not.
+/// The first of two layers finds room, and the second does not.
 fn kv_cache_beyond_the_device_is_an_error(backend: &Backend) {
     let free = || {
         backend.finish(VWD_OK);

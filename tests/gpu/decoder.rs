@@ -146,7 +146,7 @@ struct Step<'b> {
     positions: usize,
     /// [ROWS]: tokens of each row, those of the step, the first new one, and the mode.
     rows: [Tensor<'b>; 4],
-    /// Of each layer: keys, values, queries, what is foreseen from, output.
+    /// Tensors of each layer: keys, values, queries, what is foreseen from, output.
     layers: Vec<[Tensor<'b>; 5]>,
 }
 

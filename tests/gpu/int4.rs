@@ -34,7 +34,7 @@ struct Coded<'b> {
     means: Tensor<'b>,
     weights: Tensor<'b>,
     lens: Tensor<'b>,
-    /// Of codes and of means.
+    /// The page tables of codes and of means.
     tables: [Tensor<'b>; 2],
 }
 

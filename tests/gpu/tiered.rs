@@ -144,7 +144,7 @@ struct Side<'b> {
     lens: Tensor<'b>,
     begin: Tensor<'b>,
     modes: Tensor<'b>,
-    /// Of each layer: keys, values, queries, foreseen queries or what the forecast reads, output.
+    /// Tensors of each layer: keys, values, queries, foreseen queries or what the forecast reads, output.
     layers: Vec<[Tensor<'b>; 5]>,
     forecast: Option<Forecast>,
     /// Keys and values of a block of a prompt, with its sequence and length.

@@ -9,7 +9,7 @@ pub struct Field {
     pub name: String,
     /// As C writes it, "const vwd_tensor *" for a pointer.
     pub c_type: String,
-    /// Of an array.
+    /// The length of an array; absent for anything else.
     pub length: Option<usize>,
 }
 

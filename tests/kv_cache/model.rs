@@ -29,9 +29,9 @@ pub struct Shape {
     /// Slots hold what the codes stand for.
     pub decoded: bool,
     pub sequences: usize,
-    /// Of host memory.
+    /// Blocks of host memory.
     pub blocks: usize,
-    /// Of each layer, or of all.
+    /// The slots of each layer; one number stands for all layers.
     pub slots: &'static [u32],
 }
 
@@ -186,7 +186,7 @@ impl Shape {
         self.slots[layer.min(self.slots.len() - 1)] as usize
     }
 
-    /// Of the tails, which those of a layer follow that blocks are fetched into.
+    /// The slots of the tails. Behind them lie those that blocks are fetched into.
     fn tail_slots(&self) -> usize {
         self.sequences * self.heads * if self.coded { 4 } else { 3 }
     }

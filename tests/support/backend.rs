@@ -45,7 +45,7 @@ impl Backend {
         Backend::of(Session::cpu(threads))
     }
 
-    /// Of a session on the CPU.
+    /// The backend of a session on the CPU.
     pub fn of(session: Session) -> Backend {
         Backend { session, device: Device::Cpu, log: None }
     }

@@ -26,6 +26,7 @@ pub use rng::{Rng, rounds};
 pub use session::{Lines, Session, assert_fails, assert_ok, collect, last_error, last_message};
 pub use tensor::{
     BF16, BOOL, Bytes, DType, F8E4M3, F8E5M2, F16, F32, I32, I64, Layout, Tensor, U8, U32, U64, absent, boundless,
+    packed, strided,
 };
 
 use vanward::abi::{Versioned, vwd_kv_cache_options};

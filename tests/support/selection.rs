@@ -7,7 +7,7 @@ use vanward::capi::*;
 /// Sequences, one page each, and what the contents of device-side inputs are.
 pub struct Scene {
     pub lists: Lists,
-    /// Of keys and queries.
+    /// The type of keys and queries.
     pub dtype: DType,
     /// [B, T, Hk, D], and [B, Hq, D] or [B, Q, Hq, D]
     pub keys: Array<f64>,
@@ -15,7 +15,7 @@ pub struct Scene {
     pub lens: Array<i64>,
     /// Query positions of each sequence.
     pub rows: Array<i64>,
-    /// Of the summaries, [B, pages]; one page holds ROWS of them.
+    /// The page table of the summaries, [B, pages]; a page has ROWS of them.
     pub table: Array<i64>,
     pub channels: Array<i64>,
     pub candidates: oracle::List,

@@ -264,6 +264,28 @@ pub fn absent() -> vwd_tensor {
     unsafe { std::mem::zeroed() }
 }
 
+/// A tensor of the caller's memory on the CPU, with the code of its elements' type; its strides are in elements.
+pub fn strided<T>(data: &[T], code: u8, shape: &[usize], strides: &[usize]) -> vwd_tensor {
+    let wide = |of: &[usize]| std::array::from_fn(|d| of.get(d).map_or(0, |&n| n as i64));
+    vwd_tensor {
+        data: data.as_ptr().cast_mut().cast(),
+        device_type: 1,
+        device_id: 0,
+        dtype_code: code,
+        dtype_bits: 8 * size_of::<T>() as u8,
+        lanes: 1,
+        ndim: shape.len() as i32,
+        shape: wide(shape),
+        strides: wide(strides),
+    }
+}
+
+/// The same, packed in C order.
+pub fn packed<T>(data: &[T], code: u8, shape: &[usize]) -> vwd_tensor {
+    let strides: Vec<usize> = (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
+    strided(data, code, shape, &strides)
+}
+
 /// A tensor without an element, of extents that would take years to walk.
 pub fn boundless(dtype: DType, shape: &[i64]) -> vwd_tensor {
     let mut t = vwd_tensor { device_type: 1, dtype_code: dtype.code, dtype_bits: dtype.bits, ..absent() };

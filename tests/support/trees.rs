@@ -69,7 +69,7 @@ pub fn parents_of_chains(first: &[i64], next: &[i64]) -> (Vec<i64>, bool) {
 pub struct Masks(Vec<Vec<Vec<usize>>>);
 
 impl Masks {
-    /// Of random trees of `rows` nodes.
+    /// The masks of random trees of `rows` nodes.
     pub fn random(rng: &mut Rng, batch: usize, rows: usize) -> Masks {
         let of_tree = |rng: &mut Rng| {
             let paths = ancestries(&random_parents(rng, rows));
@@ -78,7 +78,7 @@ impl Masks {
         Masks((0..batch).map(|_| of_tree(rng)).collect())
     }
 
-    /// Of chains, which rows without a mask are.
+    /// The masks of chains, which rows without a mask are.
     pub fn chains(batch: usize, rows: usize) -> Masks {
         Masks(vec![(0..rows).map(|r| (0..=r).collect()).collect(); batch])
     }

@@ -1,13 +1,12 @@
-"""The driver as the tests play it: with what environment, and what it prints. The first argument of the program that imports this says where it was built."""
+"""The driver as the tests play it, with its environment. The first argument of the program that imports this says where it was built."""
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
-import quality
 import releases
+from output import Output
 
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
 LIBRARY = BUILD / "libggml-vanward.so"
@@ -23,23 +22,6 @@ def environment(options):
         return clean
     clean = {**clean, "GGML_BACKEND_PATH": str(LIBRARY), **{f"VANWARD_GGML_{key}": str(value) for key, value in options.items()}}
     return {**clean, "LD_LIBRARY_PATH": str(EMULATOR)} if "DEVICES" in options else clean
-
-
-class Output:
-    """What the driver printed."""
-
-    def __init__(self, text):
-        self.text = text
-        lines = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-        self.counters = (quality.counters(text) or [{}])[-1]
-        self.sum = lines.get("sum")
-        self.tops = lines.get("tops", "").split()
-        self.leads = [float(lead) for lead in lines.get("leads", "").split()]
-        self.embeddings = [[float.fromhex(number) for number in found.split()] for found in re.findall(r"^embedding (.*)$", text, re.MULTILINE)]
-        self.loss = float(lines["tokens"].split()[2]) if "tokens" in lines else None
-
-    def __getitem__(self, counter):
-        return self.counters.get(counter, 0)
 
 
 def run(release, model, options, command, further=None, **arguments):

@@ -127,7 +127,7 @@ void known() {
     ggml_tensor small = unwatched.tensor(0, 8, 1);
     overwritten(&small);
 
-    // Of another size at the same address; and the mask of a prompt, which has more rows than a step.
+    // An input of another size at the same address; and the mask of a prompt, which has more rows than a step.
     printf("sizes\n");
     ggml_tensor smaller = device.tensor(4096, 256, 4);
     device.set(smaller, data.data(), 0, 2048);

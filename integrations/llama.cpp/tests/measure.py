@@ -27,6 +27,7 @@ import sys
 
 import quality
 import releases
+from output import Output
 
 INSTRUCTIONS = "VANWARD_INSTRUCTIONS"
 VARIANTS = {
@@ -76,7 +77,7 @@ def main(build, settings):
             _, tokens, cpu, wall = programs[name].stdout.readline().split()
             turns[name].append((float(cpu) / int(tokens), float(wall) / int(tokens)))
             log.write(json.dumps({"variant": name, "tokens": int(tokens), "cpu_s": float(cpu), "wall_s": float(wall)}) + "\n")
-    scores = {name: quality.Score(program.communicate()[0]) for name, program in programs.items()}
+    scores = {name: Output(program.communicate()[0]) for name, program in programs.items()}
     losses = {name: score.loss for name, score in scores.items()}
     print("| | CPU ms per token | × stock | wall ms | × stock | loss | over stock | over dense | top token equal | of those that lead by .3 |\n"
           "|---|---|---|---|---|---|---|---|---|---|")
@@ -86,7 +87,7 @@ def main(build, settings):
             ratios = [turn[clock] / stock[clock] for turn, stock in zip(turns[name], turns["stock"])]
             cells += [f"{1e3 * statistics.median(turn[clock] for turn in turns[name]):.1f}", f"{statistics.median(ratios):.3f}"]
         cells += quality.cells(losses[name], [losses.get(base) for base in ["stock", "dense"]])
-        cells += [f"{100 * share:.1f} %" for share in scores[name].equal(scores["stock"])]
+        cells += [f"{100 * share:.1f} %" for share in scores[name].equal_tops(scores["stock"])]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

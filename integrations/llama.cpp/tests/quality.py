@@ -1,26 +1,4 @@
-"""What the driver says about a text: the loss of each token given, its top tokens, and whether a passkey is found."""
-
-import re
-
-
-class Score:
-    """What the driver's commands `score` and `steps` print in the end."""
-
-    def __init__(self, printed):
-        words = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.split()}
-        self.loss, self.tops, self.leads = float(words["tokens"][2]), words["tops"], [float(lead) for lead in words["leads"]]
-        self.counters = counters(printed)[-1]
-
-    def equal(self, stock):
-        """Shares of equal top tokens: of all, and of those whose logit is .3 ahead of the next in stock."""
-        same = [a == b for a, b in zip(self.tops, stock.tops, strict=True)]
-        clear = [each for each, lead in zip(same, stock.leads) if lead > 0.3]
-        return sum(same) / len(same), sum(clear) / max(len(clear), 1)
-
-
-def counters(printed):
-    """Vanward's counters, each time the driver printed them."""
-    return [{name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)} for line in re.findall(r"^counters(.*)$", printed, re.MULTILINE)]
+"""Losses in a table, and texts with a passkey."""
 
 
 def cells(loss, bases):
@@ -42,10 +20,3 @@ def passkeys(repetitions, places):
         yield place, key, ("There is an important info hidden inside a lot of irrelevant text. Find it and memorize it.\n" + FILLER * before
                            + f"The pass key is {key}. Remember it. {key} is the pass key. " + FILLER * (repetitions - before)
                            + f"\nWhat is the pass key? The pass key is {key}")
-
-
-def digits_found(printed, key):
-    """How many digits of the key are the top token, by each variant of the driver's command `compare`."""
-    (given,) = re.findall(r"^given (.*)$", printed, re.MULTILINE)
-    return {name: sum(a == b for a, b in zip(tops.split()[-1 - len(key) : -1], given.split()[-len(key) :], strict=True))
-            for name, tops in re.findall(r"^tops (\w+) (.*)$", printed, re.MULTILINE)}

@@ -5,7 +5,7 @@ use crate::abi::{VWD_BUDGET_PRR, VWD_BUDGET_SELF, VWD_BUDGET_SPARSE, vwd_budget_
 use crate::core::status::{Error, Result};
 use crate::runtime::require_no_flags;
 
-/// What the speed of a strategy has to exceed that of what it is compared with by.
+/// A strategy pays if it is faster than what it is compared with by more than this share.
 pub const MARGIN: f64 = 0.02;
 
 /// A checked question, defaults filled in.
@@ -103,13 +103,13 @@ struct Case<'t> {
     rest_position: f64,
 }
 
-/// A way to work with guesses.
+/// A layer by PRR at one ratio.
 #[derive(Clone, Copy)]
 struct Prr {
     ratio: f64,
     guess: f64,
     repair: f64,
-    /// What a layer takes.
+    /// The microseconds of the whole layer.
     time: f64,
 }
 

@@ -8,6 +8,7 @@ use crate::abi::{
 };
 use crate::core::allocate::{collected, filled, zeros};
 use crate::core::dtype::{DType, Rounded};
+use crate::core::random::Random;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{MAX_RANK, strided};
 use crate::core::versioned::zeroed;
@@ -177,14 +178,14 @@ impl Layer {
     /// Writes what stays for all points: keys, values and queries at random, and the pages that are read before each call.
     fn fill(&self, options: &Options) -> Result<()> {
         let Layer { shape, plan, memory, .. } = self;
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         let tokens = (plan.groups + plan.flush_groups) * shape.group_tokens();
         for (offset, dim) in [(plan.k, shape.dims[0]), (plan.v, shape.dims[1])] {
-            random.fill(memory, offset, shape.dtype, tokens * shape.kv_heads * dim)?;
+            fill(&mut random, memory, offset, shape.dtype, tokens * shape.kv_heads * dim)?;
         }
         let batch = options.grid.batches.last().map_or(1, |&batch| batch as usize);
         let queries = batch * (options.grid.max_draft + 1) * shape.query_heads * shape.dims[0];
-        random.fill(memory, plan.q, shape.query_dtype(), queries)?;
+        fill(&mut random, memory, plan.q, shape.query_dtype(), queries)?;
         let pages = shape.pages_of_group();
         let flushed = plan.groups * pages..(plan.groups + plan.flush_groups) * pages;
         let flushed = collected(flushed.map(|n| n as i32), "the pages that a budget's profile reads between calls")?;
@@ -198,7 +199,7 @@ impl Layer {
         let (pages, count) = (shape.pages_of_group(), at.batch * self.groups_of(at.context));
         const PURPOSE: &str = "the page table of a budget's profile";
         let mut order: Vec<i32> = collected((0..plan.groups).map(|n| n as i32), PURPOSE)?;
-        let mut random = Random(2);
+        let mut random = Random::new(2);
         for n in (1..order.len()).rev() {
             order.swap(n, random.below(n + 1));
         }
@@ -465,57 +466,38 @@ pub enum Work {
     TellScratch,
 }
 
-/// The same numbers on every machine (a linear congruential generator; Knuth's MMIX constants).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 32) as u32
+/// Writes random values of −1 … 1; FP8 of below 2.
+fn fill(random: &mut Random, memory: &Memory, offset: usize, dtype: DType, count: usize) -> Result<()> {
+    if dtype.is_float8() {
+        // Without the highest bit of the exponent a code is below 2, and no NaN.
+        let code = |random: &mut Random| (random.next_u32() >> 24) as u8 & 0xbf;
+        return pieces(random, count, code, |at, codes| memory.write(offset + at, codes));
     }
-
-    fn below(&mut self, n: usize) -> usize {
-        ((self.next() as u64 * n as u64) >> 32) as usize
-    }
-
-    /// Uniform in −1 … 1.
-    fn uniform(&mut self) -> f32 {
-        self.next() as i32 as f32 / 2147483648.0
-    }
-
-    /// Writes values of −1 … 1; FP8 of below 2.
-    fn fill(&mut self, memory: &Memory, offset: usize, dtype: DType, count: usize) -> Result<()> {
-        if dtype.is_float8() {
-            // Without the highest bit of the exponent a code is below 2, and no NaN.
-            let code = |random: &mut Random| (random.next() >> 24) as u8 & 0xbf;
-            return self.pieces(count, code, |at, codes| memory.write(offset + at, codes));
-        }
-        with_float!(dtype, T => {
-            let value = |random: &mut Random| T::from_f32(random.uniform());
-            self.pieces(count, value, |at, values| memory.write(offset + at * size_of::<T>(), values))
-        })
-    }
-
-    /// Gives `count` values piece by piece, each with the number of values before it. They are pieces of a pool, each from elsewhere in it: to
-    /// make every value would take longer than all that is timed.
-    fn pieces<T>(
-        &mut self,
-        count: usize,
-        make: impl Fn(&mut Random) -> T,
-        mut give: impl FnMut(usize, &[T]) -> Result<()>,
-    ) -> Result<()> {
-        let made = (0..count.min(POOL)).map(|_| make(self));
-        let pool: Vec<T> = collected(made, "the random values of a budget's profile")?;
-        for begin in (0..count).step_by(PIECE) {
-            let length = PIECE.min(count - begin);
-            let from = if count > POOL { self.below(POOL - PIECE) } else { begin };
-            give(begin, &pool[from..][..length])?;
-        }
-        Ok(())
-    }
+    with_float!(dtype, T => {
+        let value = |random: &mut Random| T::from_f32(random.uniform());
+        pieces(random, count, value, |at, values| memory.write(offset + at * size_of::<T>(), values))
+    })
 }
 
-/// Values that are made, and those of a piece.
+/// Gives `count` random values piece by piece, each with the number of values before it. They are pieces of a pool, each from elsewhere in it:
+/// to make every value would take longer than all that is timed.
+fn pieces<T>(
+    random: &mut Random,
+    count: usize,
+    make: impl Fn(&mut Random) -> T,
+    mut give: impl FnMut(usize, &[T]) -> Result<()>,
+) -> Result<()> {
+    let made = (0..count.min(POOL)).map(|_| make(random));
+    let pool: Vec<T> = collected(made, "the random values of a budget's profile")?;
+    for begin in (0..count).step_by(PIECE) {
+        let length = PIECE.min(count - begin);
+        let from = if count > POOL { random.below(POOL - PIECE) } else { begin };
+        give(begin, &pool[from..][..length])?;
+    }
+    Ok(())
+}
+
+/// How many values the pool of random values has, and a piece of it.
 const POOL: usize = 1 << 22;
 const PIECE: usize = 1 << 20;
 
@@ -532,7 +514,7 @@ mod tests {
                 values.extend(piece);
                 Ok(())
             };
-            Random(1).pieces(count, Random::next, give).expect("values");
+            pieces(&mut Random::new(1), count, Random::next_u32, give).expect("values");
             assert_eq!(values.len(), count);
             let pieces: Vec<&[u32]> = values.chunks(PIECE).collect();
             assert!(pieces.windows(2).all(|two| two[0][..two[1].len()] != *two[1]), "{count} values");

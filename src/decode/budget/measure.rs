@@ -11,7 +11,7 @@ use crate::runtime::{Recorder, Session, Timer};
 use std::sync::Arc;
 
 pub fn measure(session: &Arc<Session>, options: &Options, stream: vwd_stream) -> Result<Table> {
-    // First: it refuses a stream that captures.
+    // The timer comes first, since it refuses a stream that captures.
     let timer = Timer::new(session, stream)?;
     let layer = Layer::new(session, stream, options, strategies::bytes(session, options, layer::pages(options)))?;
     let recorder = Recorder::create(session, layer.flush_scratch()?)?;

@@ -6,7 +6,7 @@ use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, VWD_SELECT_AXIS, VWD_SEL
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::decode::predictor::Ratio;
-use crate::ops::views::{check_blocks, check_heads, key_dims, key_dtype, require_counts};
+use crate::ops::option_checks::{check_blocks, check_heads, key_dims, key_dtype, require_counts};
 use crate::runtime::require_no_flags;
 
 /// What a profile is of.
@@ -54,7 +54,7 @@ impl Shape {
         if self.dtype.is_float8() { DType::F16 } else { self.dtype }
     }
 
-    /// Of q·k.
+    /// The scale of q·k.
     pub fn scale(&self) -> f32 {
         1.0 / (self.dims[0] as f32).sqrt()
     }

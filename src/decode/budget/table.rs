@@ -24,7 +24,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// The numbers of contexts and of batches, by which each kind of time begins.
+    /// The numbers of contexts and of batches, which are the first two dimensions of each kind's times.
     pub fn points(&self) -> [usize; 2] {
         [self.contexts.len(), self.batches.len()]
     }
@@ -55,7 +55,7 @@ pub enum Kind {
     Dense,
     /// A layer of a decoder's step by SERIAL.
     Serial,
-    /// The same by PRR, for each ratio and each share of missed blocks; predicted from scores, and foreseen.
+    /// The same by PRR, for each ratio and each share of missed blocks, where scores predict the list; and where it is foreseen.
     Prr,
     PrrForeseen,
     /// The same by FORESEEN, for each ratio.

@@ -4,9 +4,10 @@
 //!   PRR       attention over the predicted list, on a branch, while the selection runs; exact repair
 //!   FORESEEN  attention over the foreseen list, while summaries are made on a branch; SERIAL for rows of which nothing was foreseen
 //!
-//! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `tiered` says how they go there.
+//! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `attend_tiered` has them.
 //!
-//! Then come the rows that attend all tokens, on a cache where these lie. A row has no positions in the calls that are not for it.
+//! Rows that attend all tokens come last; on a tiered cache they read the tokens where these lie. Each call is for some of the rows: its q_lens
+//! give the other rows no positions.
 
 use super::layer::Layer;
 use super::memory::Kind;
@@ -291,7 +292,7 @@ impl<'a> Attend<'a> {
         if !self.layer.step.has_begin {
             return Ok(());
         }
-        // Of rows that have tokens from elsewhere nothing could be foreseen.
+        // Nothing could be foreseen for rows that have tokens from elsewhere.
         self.select(Kind::New, false, stream)?;
         self.bring(self.layer.selected_in_slots(), false, stream)?;
         let flags = VWD_ATTENTION_KEEP_ROWS;
@@ -438,7 +439,7 @@ impl<'a> Attend<'a> {
         self.joined(vwd_attention_args { block_size, list, ..self.attention_args(kind) })
     }
 
-    /// The list made ahead, as it is.
+    /// Attention over the list that was made ahead, which nothing repairs.
     pub(super) fn over_foreseen(&self) -> vwd_attention_args {
         let list = if self.is_tiered() { self.layer.predicted_in_slots() } else { self.layer.predicted() };
         vwd_attention_args { list, ..self.over_selected(Kind::Known) }
@@ -448,13 +449,13 @@ impl<'a> Attend<'a> {
         self.layer.decoder.tiered.is_some()
     }
 
-    /// Keeps the partials that repair starts from.
+    /// Attention over the predicted list, which keeps the partials that repair starts from.
     pub(super) fn over_predicted(&self) -> vwd_attention_args {
         let (list, partials) = (self.layer.predicted(), self.partials());
         vwd_attention_args { list, partials, ..self.over_selected(Kind::Sparse) }
     }
 
-    /// Leaves the results of sparse rows as they are.
+    /// Attention of the dense rows over all tokens, which leaves the results of sparse rows as they are.
     pub(super) fn over_all(&self) -> vwd_attention_args {
         let flags = if self.layer.has_sparse() { VWD_ATTENTION_KEEP_ROWS } else { 0 };
         vwd_attention_args { flags, ..self.attention_args(Kind::Dense) }

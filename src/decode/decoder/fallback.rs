@@ -51,15 +51,16 @@ impl Fallback {
         Ok(Fallback { costs: costs.clone(), choices, choice_of, last: AtomicU64::new(0), total: AtomicU64::new(0) })
     }
 
-    /// Decides for a step of `batch` rows of up to `longest` tokens. `counts`: whether sparse rows may take part.
-    pub fn decide(&self, longest: usize, batch: usize, counts: bool) {
+    /// Decides for a step of `batch` rows of up to `longest` tokens. `has_sparse`: whether rows may be sparse; in a step without such rows no layer
+    /// counts as one that fell back.
+    pub fn decide(&self, longest: usize, batch: usize, has_sparse: bool) {
         let mut layers = 0;
         for choice in &self.choices {
             let runs = self.costs.pays(&choice.trade, longest, batch);
             choice.runs.store(runs, Relaxed);
             layers += if runs { 0 } else { choice.layers };
         }
-        let layers = if counts { layers } else { 0 };
+        let layers = if has_sparse { layers } else { 0 };
         self.last.store(layers, Relaxed);
         self.total.fetch_add(layers, Relaxed);
     }

@@ -40,7 +40,7 @@ impl Decoder {
         self.foresee_layer(forecast, c, rope, stream).inspect_err(|_| self.join_after_failure(stream))
     }
 
-    /// The caller's stream waits for what was foreseen where a call of the step fails: the step may be given up, and its sequences changed.
+    /// Makes the caller's stream wait for what was foreseen, after a call of the step has failed: the step may be given up, and its sequences changed.
     pub(super) fn join_after_failure(&self, stream: vwd_stream) {
         if let Ok(on) = self.session.on(stream) {
             let _ = self.join_last_foresight(&on);
@@ -67,7 +67,7 @@ impl Decoder {
         let on = self.session.on(stream)?;
         let queries = match &source {
             Source::Given(from) => {
-                // The queries of the layer that was foreseen before are read no more.
+                // From here on nothing reads the queries of the layer that was foreseen before.
                 self.join_last_foresight(&on)?;
                 let queries = layer.queries_of(from.dtype, from.dim(1));
                 let to = self.session.checks().required("q", &queries)?;
@@ -103,7 +103,7 @@ impl Decoder {
                     layer.foresee(&select, branch.stream())
                 };
                 let foreseen = foresee();
-                // Ended whatever happened: a capture has to join it.
+                // The use is ended whatever happened, since a capture has to join it.
                 branch.end(&enqueue, layer.number)?;
                 *self.last_foresight.lock() = Some(layer.number);
                 foreseen?;

@@ -9,8 +9,9 @@ use crate::runtime::Memory;
 
 /// Offsets in bytes.
 pub struct Plan {
-    /// The thresholds that layers have, each once, and which of them a layer has: by its strategy, and where that gives way to SERIAL.
+    /// The thresholds that layers have, each once. Layers with the same one are a class, whose number is its place here.
     pub thresholds: Vec<i32>,
+    /// The class of each layer: by its strategy, and where that gives way to SERIAL.
     pub class_of: Vec<[usize; 2]>,
     pub thresholds_at: usize,
     /// The windows of the layers of a decoder on a cache, each once.
@@ -102,7 +103,7 @@ pub struct TieredPlan {
     pub past: Vec<[usize; 2]>,
 }
 
-/// What `lens` has of each row, for each class of layers. A row that does not take part has 0.
+/// What a number of `lens` counts; it has one for each class of layers, kind and row. A row that does not take part has 0.
 #[derive(Clone, Copy)]
 pub enum Kind {
     /// Positions that attend a selection.
@@ -111,9 +112,9 @@ pub enum Kind {
     Dense,
     /// Sparse positions of rows whose earlier tokens are all summarised.
     Known,
-    /// Sparse positions of the other rows: what is foreseen of them would be of summaries that are not there yet.
+    /// Sparse positions of the other rows, for which nothing is foreseen: some of their blocks have no summaries yet.
     New,
-    /// Tokens, if the row is sparse.
+    /// All tokens of the row, if it is sparse.
     Tokens,
 }
 

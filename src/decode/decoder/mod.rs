@@ -3,7 +3,7 @@
 //! `begin` distributes the rows of a step: some attend a selection of their blocks, some all their tokens, some take no part.
 //! `attend` then composes, for one layer, what the library has: the new tokens go to their pages, the blocks that they touch are
 //! summarised, blocks are selected, and attention reads them, as the layer's strategy says. `foresee` selects for a layer before its
-//! queries are there. Who attends how is in q_lens of the calls: a row has no positions in the call that is not for it.
+//! queries are there. Each of these calls is for some of the rows: its q_lens give the other rows no positions.
 //!
 //! On a tiered cache the keys and values are the cache's (`tiered`): its blocks are the pages, its table is the page table, and lists are
 //! read by the slots in which their blocks lie.
@@ -12,6 +12,7 @@
 //! prefix needs no call here. What is remembered of scores and of drafts lies by the sequence's number.
 
 mod attend;
+mod attend_tiered;
 mod begin;
 mod cpu;
 mod cuda;
@@ -78,7 +79,7 @@ pub struct Decoder {
     tiered: Option<Tiered>,
     /// Which strategies give way to SERIAL, where a budget decides that.
     fallback: Option<Fallback>,
-    // Last: given back once the branches have passed.
+    // The last field, so that it is freed after the branches have ended.
     memory: Memory,
 }
 
@@ -287,7 +288,7 @@ impl Decoder {
         vwd_predictor_state { level, trend }
     }
 
-    /// No block has had a score: levels are NaN.
+    /// Sets all levels to NaN, which means that a block has had no score.
     fn forget_scores(&self) -> Result<()> {
         let Options { max_sequences, kv_heads, max_blocks, .. } = self.options;
         let bytes = max_sequences * kv_heads * max_blocks * size_of::<f32>();

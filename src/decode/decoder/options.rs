@@ -12,15 +12,16 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
 use crate::kv;
+use crate::ops::option_checks::{check_blocks, check_heads, key_dims, key_dtype, require_counts};
 use crate::ops::remainder;
-use crate::ops::views::{check_blocks, check_heads, key_dims, key_dtype, require_counts, scale_or_default};
+use crate::ops::views::scale_or_default;
 use crate::runtime::require_no_flags;
 
 /// The last blocks of a sequence on a tiered cache, which dense rows read from slots: host memory may not have them yet. A step's tokens lie in
 /// them, since they are no more than a block has.
 pub const NEWEST: usize = 2;
 
-/// Tokens of a block that PRR takes, and on CUDA channels of its values.
+/// PRR takes blocks of at least so many tokens, and on CUDA values of at most so many channels.
 const LEAST_REPAIRED_BLOCK: u32 = 8;
 const MOST_REPAIRED_CHANNELS: u32 = 256;
 
@@ -39,7 +40,7 @@ pub struct Policy {
     pub window: u32,
     /// Rows of up to so many tokens are dense.
     pub threshold: i32,
-    /// The same where a budget has the layer SERIAL instead of its strategy.
+    /// The same where a budget makes the layer SERIAL.
     pub serial_threshold: i32,
     pub strategy: Strategy,
     /// Budget of a predicted list, its forced blocks included; 0 where the strategy has none.
@@ -94,16 +95,17 @@ impl Strategy {
 }
 
 impl Policy {
-    /// Last blocks that a list made ahead always has: the last one among them, whatever the policy says.
+    /// How many last blocks a list made ahead always has: at least one, whatever the policy says.
     pub fn local_ahead(&self) -> u32 {
         self.local.max(1)
     }
 
-    /// The most blocks that a selected list has, and one made ahead.
+    /// The most blocks that a selected list has.
     pub fn selected_capacity(&self) -> usize {
         self.k.max(self.init.saturating_add(self.local)) as usize
     }
 
+    /// The most blocks that a list made ahead has when it is made.
     pub fn predicted_blocks(&self) -> usize {
         self.predicted.max(self.init.saturating_add(self.local_ahead())) as usize
     }

@@ -23,7 +23,7 @@ pub fn steps(t: &Tensor) -> [i64; 4] {
     [t.byte_stride(0), position, t.byte_stride(t.rank() - 2), t.byte_stride(t.rank() - 1)]
 }
 
-/// The mode of every row of a step, or where each row's is.
+/// The mode that all rows of a step have, or a tensor of each row's mode.
 #[derive(Clone, Copy)]
 pub enum Modes<'a> {
     All(u32),
@@ -40,7 +40,7 @@ pub struct Distribute<'a> {
     pub begin: Option<Tensor<'a>>,
     pub positions: usize,
     pub page_size: usize,
-    /// No row is shorter, says the caller; 0: unknown.
+    /// The caller states that no row has fewer tokens; 0 where it states nothing.
     pub shortest: u32,
     pub classes: usize,
     /// Rows that `lens` has room for.
@@ -131,7 +131,7 @@ pub struct Append<'a> {
     pub positions: usize,
     /// [B]: how many positions of each row are written.
     pub rows: *const i32,
-    /// Of keys and of values: rows [B, (Q,) Hk, channels], and pages [pages, P, Hk, channels].
+    /// The new rows [B, (Q,) Hk, channels] and the pages [pages, P, Hk, channels], of keys and of values.
     pub parts: [(Tensor<'a>, Tensor<'a>); 2],
 }
 
@@ -190,7 +190,7 @@ pub struct Past<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// The lists of sequences, one for each KV head, which are emptied: their counts, of as many sequences as the decoder has.
+    /// Empties the lists of these sequences. `past_counts`: [max_sequences, heads].
     pub fn emptied(options: &Options, sequences: Option<Tensor<'a>>, rows: usize, past_counts: *mut i32) -> Past<'a> {
         Past {
             sequences,

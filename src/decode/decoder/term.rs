@@ -4,8 +4,8 @@
 //!
 //!   append ─ summarise ─ extend the sums ─ select, with log_mass ─ attention over the list, joined by the term
 //!
-//! Counted are whole blocks of tokens before the step, without the newest `max_draft` tokens. So drafts that are rejected were never counted; a
-//! cut further back makes a sequence's sums anew.
+//! The sums are of whole blocks before the step, but never of the newest `max_draft` tokens. So a draft that is rejected was in no sum. Where a sequence
+//! is cut further back, its sums are made anew.
 //!
 //! On a tiered cache a block is read in the tail, where it is exact and on the device. Each is counted before it leaves: a block that ends at token e is
 //! counted by the first step that begins at e + max_draft or later. The step before began earlier, and wrote fewer than
@@ -26,7 +26,7 @@ use crate::core::versioned::zeroed;
 use crate::ops::remainder;
 use crate::runtime::On;
 
-/// The sums of sequences of a layer are of no token.
+/// Empties the sums of sequences of a layer.
 pub fn forget(decoder: &Decoder, layer: usize, sequences: Option<Tensor>, rows: usize, on: &On) -> Result<()> {
     let Decoder { options, plan, memory, .. } = decoder;
     if !options.has_term_in(&options.layers[layer]) {

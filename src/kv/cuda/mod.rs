@@ -23,8 +23,9 @@
 //! - A fetch copies what a slot holds when it finds it, once, and marks it as there by comparing the resolve that gave it
 //!   (`Home::since`): a copy that comes late finds another resolve, or none.
 //! - A fetch sees the writes of a resolve that runs at the same time in any order. It copies a slot that it sees as given; if it does
-//!   not see the slot's home yet, it does not mark the slot, and the next fetch finds it again. The next fetch searches all that a resolve may have given which had not ended for
-//!   certain: what the clock's hand went over since the resolve before the last that was seen.
+//!   not see the slot's home yet, it does not mark the slot, and the next fetch finds it again. The next fetch searches all slots that may have been
+//!   given by a resolve of which this one could not be certain that it had ended: those that the clock's hand went over since the resolve before
+//!   the last one that was seen.
 //! - An append takes a slot only if its content is resident, or if it never had any: then every copy to it has ended, and a fetch
 //!   changes none of its words. A slot whose block was dropped before its copy landed waits for the next resolve (`DROPPED`).
 //! - A write-back begins after its append, and ends before the layer's next append and before a compaction, a fork or a truncation: before any
@@ -81,7 +82,7 @@ pub struct Kernels {
     drop: Kernel,
     rows: Kernel,
     code: Kernel,
-    /// Of rows of 64 and of 128 channels of 16 bits.
+    /// For rows of 64 and of 128 channels of 16 bits.
     code_rows: [Kernel; 2],
     reopen: Kernel,
     compact: Kernel,
@@ -167,7 +168,7 @@ struct OneLayer {
     params: Layer,
     fetched: Fetched,
     is_captured: bool,
-    /// Waits of the host's that found copies under way.
+    /// How often the host waited and found copies under way.
     waits: u64,
     _pool: Memory,
     _bookkeeping: Memory,
@@ -261,7 +262,7 @@ impl Layers {
         })
     }
 
-    /// Blocks of a sequence from number `first` on, and how many it has then; as many launches as that takes.
+    /// Writes the blocks of a sequence from number `first` on, and how many it has then, in as many launches as that takes.
     fn write_table(
         &self,
         enqueue: &Enqueue,
@@ -305,8 +306,8 @@ impl Layers {
         }
     }
 
-    /// Tokens of the block that a sequence goes on with, if there is one, to its tail: from that of sequence `from`, or from host
-    /// memory. What was written back is there from then on.
+    /// Copies the tokens of the block that a sequence goes on with, if there is one, to its tail: from the tail of sequence `from`, or from host
+    /// memory. It waits for write-backs first, so that host memory has what they write.
     fn open(&self, enqueue: &Enqueue, from: usize, changed: &Changed) -> Result<()> {
         for layer in 0..self.layers.len() {
             self.streams.write.join(enqueue, layer)?;
@@ -329,7 +330,8 @@ impl Layers {
         unsafe { enqueue.launch(&kernels.open, plain(ctas, tuning::SEQUENCE_THREADS), [param(&params)]) }
     }
 
-    /// CTAs of a row of an append of so many tokens and KV heads: one for each KV head, which copies the run of a block that leaves the tail.
+    /// The CTAs that append a row; `tokens` counts those of each KV head. Each KV head has one at least, which copies the run of a block that leaves
+    /// the tail.
     fn per_row(&self, enqueue: &Enqueue, r: &AppendRequest, tokens: usize) -> usize {
         let resident = enqueue.facts().multiprocessors as usize * tuning::RESIDENT_CTAS;
         tokens.div_ceil(tuning::APPEND_WARPS).max(self.cache.kv_heads()).min(resident.div_ceil(r.batch()))
@@ -350,7 +352,7 @@ impl Layers {
         let mut params = AppendParams::new(&layer, &self.cache, self.coding, r, per_row as u32);
         let code = CodeParams { layer, cache: self.cache, coding };
         let (coder, to_code) = self.coder(kernels, enqueue.facts(), &coding);
-        // The pages that the last append listed, and may be written now, have been read, and its codes made.
+        // This append may write the pages that the last one listed, once they have been read and their codes made.
         self.streams.write.join(enqueue, r.layer)?;
         self.streams.give.join(enqueue, r.layer)?;
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.

@@ -335,13 +335,13 @@ impl ResolveParams {
         self.layer.slots as usize
     }
 
-    /// At least one list, whose entries name runs in host memory where these are not resident.
+    /// The request has at least one list; entries whose runs are not resident name these in host memory.
     pub fn of_far(layer: &Layer, cache: &Cache, r: &ResolveRequest, far: &FarRuns) -> ResolveParams {
         let FarRuns { first, missed_again } = *far;
         ResolveParams { first_far: first, missed_again: missed_again.cast(), ..ResolveParams::new(layer, cache, r) }
     }
 
-    /// Of at least one list.
+    /// The request has at least one list.
     pub fn new(layer: &Layer, cache: &Cache, r: &ResolveRequest) -> ResolveParams {
         let missed = r.missed_counts.as_ref();
         let [missed_seq, missed_position, missed_head] = list_steps(missed, r.wanted.is_own());
@@ -523,7 +523,7 @@ kernel_struct! {
 }
 
 impl CompactPathsParams {
-    /// Of at least one row.
+    /// The request has at least one row.
     pub fn new(cache: &Cache, coding: Option<Coding>, r: &CompactRequest) -> CompactPathsParams {
         CompactPathsParams {
             cache: *cache,

@@ -1,8 +1,9 @@
 //! Threads of the kernels' CTAs, as their sources have them, and how many CTAs there are.
 
 pub const FIND_THREADS: u32 = 128;
-/// Of `give`: slots that a warp looks at, warps that a CTA had better have, and most threads.
+/// Slots that a warp of `give` looks at in a round.
 pub const TURN: usize = 128;
+/// Warps that a CTA of `give` has, unless its cluster would have to be larger than it can be.
 pub const GIVE_WARPS: usize = 16;
 pub const MOST_GIVE_THREADS: u32 = 1024;
 pub const APPEND_THREADS: u32 = 128;
@@ -13,7 +14,7 @@ pub const FETCH_ROOM: u32 = 64 << 10;
 /// CTAs that keep the bus busy by bulk copies, by plain loads, and by stores to host memory.
 pub const BULK_CTAS: u32 = 4;
 pub const PLAIN_CTAS: usize = 32;
-/// CTAs that decode what they fetch, half as many as would take all that the bus brings by the instructions of a run; not measured.
+/// CTAs that decode what they fetch: half as many as the instructions of a run would need to keep up with the bus. Not measured.
 pub const DECODE_CTAS: usize = 16;
 pub const DECODE_THREADS: u32 = 256;
 /// Two stages of the largest run of codes: 128 tokens of 256 channels, their scales, and a mean of float32.

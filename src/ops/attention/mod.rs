@@ -44,9 +44,9 @@ pub struct Problem<'a> {
     pub window: usize,
     /// Tokens of a block.
     pub block_size: usize,
-    /// Whose nodes the rows are.
+    /// The draft tree whose nodes the rows are; absent where they are a chain.
     pub tree: Option<Tree<'a>>,
-    /// Where the tokens lie that are coded.
+    /// The tokens that are coded in INT4, if any are.
     pub int4: Option<&'a Int4Kv<'a>>,
 }
 
@@ -60,7 +60,7 @@ pub struct Numbers {
 }
 
 impl<'a> Problem<'a> {
-    /// Over the pages of the sequences, or those that the slots of `list` name. Checks all but `block_size`.
+    /// Checks all arguments but `block_size`. Keys and values lie in the pages of the sequences, or in those that the slots of `list` name.
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,
@@ -97,7 +97,7 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// With the tokens that are coded, whose blocks are those of the call's lists.
+    /// The same problem with tokens that are coded in INT4. Their blocks have to be those of the call's lists.
     #[inline(always)]
     pub fn with_int4<'b>(self, int4: Option<&'b Int4Kv<'b>>, has_lists: bool) -> Result<Problem<'b>>
     where
@@ -228,10 +228,10 @@ impl<'a> Tree<'a> {
 /// The tokens that a row sees.
 #[derive(Clone, Copy)]
 pub struct Seen<'a> {
-    /// None lies outside of it,
+    /// The row sees no token outside of `first` … `end` − 1.
     first: usize,
     end: usize,
-    /// and of a tree's tokens the row sees these alone.
+    /// Among the tokens of a draft tree it sees only those that this node sees.
     node: Option<Node<'a>>,
 }
 
@@ -287,7 +287,7 @@ pub struct Outputs<'a> {
     pub state: Option<State<'a>>,
     /// [Hq]
     pub sinks: Option<Tensor<'a>>,
-    /// q_lens, where results of rows from it on stay as they are.
+    /// q_lens, where the results of rows from there on are to stay as they are.
     pub kept_past: Option<Tensor<'a>>,
 }
 
@@ -597,7 +597,7 @@ impl<'a> MergeRequest<'a> {
     }
 }
 
-/// From the first state's acc [B, (Q,) Hq, Dv].
+/// The extents of the first state, from its acc [B, (Q,) Hq, Dv].
 fn extents_of(checks: &Checks, acc: &vwd_tensor) -> Result<Extents> {
     let (batch, heads, dim) = (("B", ANY), ("Hq", ANY), ("Dv", ANY));
     let name = Name::member("inputs[].acc", 0);

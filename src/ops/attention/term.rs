@@ -18,7 +18,8 @@ pub struct Term<'a> {
 }
 
 impl<'a> Term<'a> {
-    /// Of queries with so many heads and channels of a value; `room` is for the struct of an earlier version.
+    /// Checks the term of a call, if it has one. `queries`: their positions, their heads, and the channels of a value. `room` is for the struct of an
+    /// earlier version.
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,

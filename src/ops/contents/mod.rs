@@ -182,12 +182,12 @@ impl<'a> Rule<'a> {
         Rule::new(tensor, Is::Number)
     }
 
-    /// Of elements with a coordinate from `from` to below `to` in dimension `along`.
+    /// The rule for those elements alone whose coordinate in dimension `along` is at least `from` and below `to`.
     pub fn between(self, along: usize, from: Number<'a>, to: Number<'a>) -> Rule<'a> {
         Rule { span: Some(Span { along, from, to }), ..self }
     }
 
-    /// Of elements for which this number is above 0. Two such conditions may be given.
+    /// The rule for those elements alone for which this number is above 0. Two such conditions may be given.
     pub fn where_positive(self, number: Number<'a>) -> Rule<'a> {
         Rule { applies: [self.applies[1], number], ..self }
     }

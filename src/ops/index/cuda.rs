@@ -136,7 +136,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors LayerShift of kernels/index/params.cuh, in bytes.
+    /// Mirrors LayerShift of kernels/index/keys.cuh, in bytes.
     #[derive(Clone, Copy)]
     struct LayerShift {
         keys: i64,

@@ -484,7 +484,7 @@ pub struct ImportanceRequest<'a> {
     pub heads: Heads,
     /// [Hk, r]
     pub channels: Option<Tensor<'a>>,
-    /// These [Hk, D].
+    /// These three are [Hk, D].
     pub importance: Option<Tensor<'a>>,
     pub weights: Option<Tensor<'a>>,
     pub centre: Option<Tensor<'a>>,

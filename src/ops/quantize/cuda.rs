@@ -12,7 +12,7 @@ use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, s
 
 pub struct Kernels {
     quantize: Kernel,
-    /// Of rows of 64 and of 128 channels of 16 bits.
+    /// For rows of 64 and of 128 channels of 16 bits.
     rows: [Kernel; 2],
     weights: Kernel,
 }
@@ -276,6 +276,7 @@ mod tests {
     use super::*;
     use crate::core::dtype::Float;
     use crate::core::float8::F8E4M3;
+    use crate::core::random::Random;
     use crate::runtime::cuda::layout;
 
     #[test]
@@ -310,17 +311,14 @@ mod tests {
     /// The quotient of moderate numbers as kernels/quantize/rows.cuh finds it, for divisors of every kind and numbers near the edges of rounding.
     #[test]
     fn corrected_products_by_a_reciprocal_are_the_quotient() {
-        let mut state = 1u64;
-        let mut random = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 32) as u32
-        };
+        let mut random = Random::new(1);
         for n in 0..400_000u32 {
-            let exponent = 97 + random() % 61; // from 2^-30 to 2^30
-            let mantissa = [random() & 0x7fffff, 0x7fffff - n % 64, n % 64, 1 << (n % 23)][n as usize % 4];
+            let exponent = 97 + random.next_u32() % 61; // from 2^-30 to 2^30
+            let mantissa = [random.next_u32() & 0x7fffff, 0x7fffff - n % 64, n % 64, 1 << (n % 23)][n as usize % 4];
             let by = f32::from_bits(exponent << 23 | mantissa);
             // A number whose quotient is near one that is halfway between two.
-            let half = f64::from(f32::from_bits(0x3f800000 | random() & 0x7fffff)) + f64::from(f32::EPSILON) / 2.0;
+            let half =
+                f64::from(f32::from_bits(0x3f800000 | random.next_u32() & 0x7fffff)) + f64::from(f32::EPSILON) / 2.0;
             let near = (half * f64::from(by)) as f32 * [1.0, 2f32.powi(-50), 2f32.powi(30)][n as usize % 3];
             for x in [near, f32::from_bits(near.to_bits() + 1), f32::from_bits(near.to_bits() - 1), -near] {
                 let reciprocal = 1.0 / by;

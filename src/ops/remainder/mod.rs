@@ -36,7 +36,7 @@ pub struct Remainder<'a> {
 }
 
 impl<'a> Remainder<'a> {
-    /// Of `batch` sequences with so many KV heads, and channels of a key and of a value.
+    /// Checks the remainder of `batch` sequences. `sizes`: KV heads, channels of a key, channels of a value.
     pub fn from_c(checks: &Checks, c: &'a vwd_remainder, batch: usize, sizes: [usize; 3]) -> Result<Remainder<'a>> {
         require_no_flags("remainder.flags", c.flags)?;
         let [heads, dim, value_dim] = [("Hk", sizes[0]), ("D", sizes[1]), ("Dv", sizes[2])];

@@ -274,7 +274,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Before the index's tensors, of which those of another kind are missing.
+/// Checks that the method and the kind of index fit. This comes before the checks of the index's tensors, since an index of another kind lacks some.
 #[inline(always)]
 fn require_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
     if index.kind == wanted {

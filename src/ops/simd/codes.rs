@@ -79,6 +79,7 @@ unsafe fn sum_portably(rows: &[*const u8], bytes: usize, weights: &[[i16; MOST_R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::random::Random;
 
     type Dot = unsafe fn(&[i16], &[*const u8], usize, &mut [[i32; MOST_ROWS]]);
     type Sum = unsafe fn(&[*const u8], usize, &[[i16; MOST_ROWS]], &mut [i32]);
@@ -93,22 +94,19 @@ mod tests {
 
     #[test]
     fn sums_over_codes_are_exact() {
-        let mut state = 1u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as u32
-        };
+        let mut random = Random::new(1);
         for bytes in (32..=128).step_by(8) {
             for (len, heads) in [(1, 1), (2, 3), (7, 4), (8, 8), (63, 5), (64, 7)] {
                 let (channels, stride) = (2 * bytes, padded(2 * bytes));
-                let codes: Vec<Vec<u8>> = (0..len).map(|_| (0..bytes).map(|_| next() as u8).collect()).collect();
+                let codes: Vec<Vec<u8>> =
+                    (0..len).map(|_| (0..bytes).map(|_| random.next_u32() as u8).collect()).collect();
                 let rows: Vec<*const u8> = codes.iter().map(Vec::as_ptr).collect();
                 let code = |t: usize, c: usize| (codes[t][c / 2] >> (c % 2 * 4) & 15) as i64;
                 let number = |x: u32| [x as i16, i16::MAX, -i16::MAX, 0][(x >> 16) as usize % 4].max(-i16::MAX);
                 let (mut queries, mut weights) = (vec![0i16; heads * stride], vec![[0i16; MOST_ROWS]; heads]);
                 for h in 0..heads {
-                    (0..channels).for_each(|c| queries[h * stride + place(c)] = number(next()));
-                    (0..len).for_each(|t| weights[h][t] = number(next()));
+                    (0..channels).for_each(|c| queries[h * stride + place(c)] = number(random.next_u32()));
+                    (0..len).for_each(|t| weights[h][t] = number(random.next_u32()));
                 }
                 for (name, dot, sum) in all_of_this_machine() {
                     let (mut dots, mut sums) = (vec![[0; MOST_ROWS]; heads], vec![i32::MAX; heads * stride]);

@@ -32,7 +32,7 @@ impl Parts {
         const ALIGNMENT: usize = 256;
         let begin = self.bytes;
         let bytes = size.iter().fold(1usize, |bytes, &n| bytes.saturating_mul(n));
-        // More than there is stays more than there is.
+        // Sums and products that overflow end at more bytes than any device has.
         self.bytes = begin.saturating_add(bytes).min(isize::MAX as usize).next_multiple_of(ALIGNMENT);
         begin
     }
@@ -58,7 +58,7 @@ impl Owner {
     }
 }
 
-/// Never given twice, as the system's numbers and a thread's addresses are.
+/// A number of this thread that no other one ever has; the system gives its own numbers, and a thread's addresses, again.
 fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {

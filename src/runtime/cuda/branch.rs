@@ -60,7 +60,7 @@ impl Branch {
         self.stream.cast()
     }
 
-    /// What is enqueued on the branch from now on begins after what the caller's stream holds now.
+    /// Makes what is enqueued on the branch from now on begin after what the caller's stream holds now.
     pub fn fork(&self, enqueue: &Enqueue) -> Result<()> {
         // SAFETY: the streams and the event live, and the context is current.
         unsafe {
@@ -71,7 +71,7 @@ impl Branch {
         enqueue.delay_stream(enqueue.stream)
     }
 
-    /// A use ends with what the branch holds now, which was forked from the caller's stream.
+    /// Marks the end of a use: what the branch holds now. The branch was forked from the caller's stream.
     pub fn end(&self, enqueue: &Enqueue, use_index: usize) -> Result<()> {
         let End { event, recorded } = &self.ends[use_index];
         // SAFETY: the stream and the event live, and the context is current.
@@ -80,8 +80,8 @@ impl Branch {
         Ok(())
     }
 
-    /// Makes the caller's stream wait for the last end of a use. False where it was captured and the caller's stream is not, or in another
-    /// capture, or the other way round: there is nothing that could be waited for.
+    /// Makes the caller's stream wait for the last end of a use. False where that was recorded in another capture than the stream is in, or
+    /// one of the two is in a capture and the other is not: there is nothing that the stream could wait for.
     pub fn join(&self, enqueue: &Enqueue, use_index: usize) -> Result<bool> {
         let End { event, recorded } = &self.ends[use_index];
         if *recorded.lock() != Some(enqueue.capture()?) {

@@ -23,7 +23,7 @@ impl Graph {
         let done = work();
         // SAFETY: as above; the capture ends whatever happened.
         let ended = check(unsafe { sys::cuStreamEndCapture(enqueue.stream, &mut graph) }, "cuStreamEndCapture");
-        // If it fails, instantiation is refused where another stream of this thread captures, and says so.
+        // If this thread may not do so, cuGraphInstantiate fails where another stream of the thread captures, and its error says so.
         let _allocating = Allocating::enter();
         let made = done.and(ended).and_then(|()| {
             // SAFETY: the graph was captured.

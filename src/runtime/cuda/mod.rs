@@ -64,7 +64,7 @@ pub struct Cuda {
     forced: Forced,
     ran: Ran,
     log: Log,
-    // Last: released after all that lives in it.
+    // The last field, so that it is released after all that lives in it.
     context: Context,
 }
 
@@ -107,7 +107,7 @@ impl Role {
     }
 }
 
-/// What a session loads that delays.
+/// The kernels that a session loads beside its families if it delays what overlaps.
 const DELAYS: &[Family] = &[Family::of::<DelayKernels>()];
 
 /// CTAs of the largest cluster that every device of compute capability 9.0 and later can form.
@@ -371,7 +371,7 @@ fn create_streams() -> Result<[CUstream; Role::COUNT]> {
     Ok(streams)
 }
 
-/// Those that were created, once. The context is current.
+/// Destroys the streams that were created, each of which may be destroyed once. The context is current.
 fn destroy_streams(streams: &[CUstream]) {
     for &stream in streams.iter().filter(|stream| !stream.is_null()) {
         // SAFETY: says the caller.
@@ -408,8 +408,8 @@ impl Enqueue<'_> {
         self.cuda.ran.note(variant, &self.cuda.log);
     }
 
-    /// The launch kind of a kernel that waits for the kernel before it ahead of everything else: it starts early where the
-    /// device can do that.
+    /// The launch kind of a kernel that waits for the kernel before it, and does nothing else before that: it starts early where the device can do
+    /// that.
     pub fn dependent_kind(&self) -> Kind {
         if self.facts().launches_dependents() { Kind::Dependent } else { Kind::Plain }
     }
@@ -422,8 +422,8 @@ impl Enqueue<'_> {
     /// Counters of [`Enqueue::counters`].
     pub const COUNTERS: usize = arena::COUNTERS;
 
-    /// Counters of 32 bits for this call alone: they are zero, and its last kernel leaves them so. A call that counts tells of
-    /// a byte of scratch at least: its arena must be there before a capture.
+    /// Counters of 32 bits for this call alone: they are zero, and its last kernel leaves them so. A call with counters has to say that it needs at
+    /// least a byte of scratch, so that its arena is there before a capture.
     pub fn counters(&self) -> Result<CUdeviceptr> {
         self.cuda.arenas.counters(self.stream)
     }
@@ -448,8 +448,8 @@ impl Enqueue<'_> {
         unsafe { self.cuda.copies.enqueue(targets, sources, bytes, self.stream, batched) }
     }
 
-    /// What kernels report that `enqueue` enqueues on the caller's stream, each to one of `count` places in pinned memory. Waits
-    /// for the stream, so that none is captured meanwhile. The session was created to check contents.
+    /// Returns what kernels report that `enqueue` enqueues on the caller's stream: each writes to one of `count` places in pinned memory. Waits for the
+    /// stream, and so refuses one that is capturing. The session was created to check contents.
     pub fn wait_for_reports<T: Copy>(
         &self,
         count: usize,

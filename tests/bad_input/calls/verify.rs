@@ -80,7 +80,7 @@ pub fn verify_pack(backend: &Backend) -> Call<'_> {
     call
 }
 
-/// Of rows of each request, or of rows of all requests one after the other.
+/// Sampling from a tensor with the rows of each request, or from one that has the rows of all requests one after the other.
 pub fn verify_sample(backend: &Backend, is_flat: bool) -> Call<'_> {
     type Args = vwd_verify_sample_args;
     let sizes = [("B", 3), ("γ", 4), ("γ+1", 5), ("N", 11), ("V", 16), ("Vd", 8), ("S", 2)];

@@ -51,7 +51,7 @@ fn attention_partials_of_any_number_of_blocks_are_their_states(backend: &Backend
     });
 }
 
-/// Of a list of half of the blocks, `group` of which share a state.
+/// Checks the states of a list of half of the blocks, `group` of which share one.
 fn check_partials(backend: &Backend, rng: &mut Rng, layer: &Layer, layouts: &Layouts, group: usize) {
     let placed = Placed::new(backend, layer, layouts);
     let list = layer.list(rng, 0.5);

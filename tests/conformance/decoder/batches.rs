@@ -7,7 +7,7 @@ use super::*;
 pub const CASES: &[Case] = cases![decoder_gives_a_sequence_the_same_bits_alone_and_beside_others];
 
 const SEQUENCES: usize = 4;
-/// Of a step at most.
+/// The most positions of a step.
 const POSITIONS: usize = 4;
 const SPARSE_LAYER: usize = 0;
 const DENSE_LAYER: usize = 5;
@@ -58,7 +58,7 @@ struct World<'b> {
     decoder: Decoder,
     k: Tensor<'b>,
     v: Tensor<'b>,
-    /// Of each sequence: its pages, and how many tokens it has.
+    /// The pages of each sequence, and how many tokens it has.
     pages: Vec<Vec<usize>>,
     lens: Vec<usize>,
     is_new: Vec<bool>,

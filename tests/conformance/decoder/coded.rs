@@ -72,7 +72,7 @@ pub struct World<'b> {
     past: Vec<Vec<Vec<i64>>>,
     /// Entries of the lists that the single calls attended: exact ones and coded ones.
     pub entries: [usize; 2],
-    /// Of the term: its sums, and its weight by the last selection.
+    /// The sums of the term, and its weight by the last selection.
     pub sums: Sums,
     pub log_mass: std::cell::RefCell<Option<Tensor<'b>>>,
 }

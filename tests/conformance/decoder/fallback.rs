@@ -12,7 +12,7 @@ pub const CASES: &[Case] = cases![
     decoder_refuses_a_budget_of_another_shape_or_device,
 ];
 
-/// Of layers of a policy: 100 and 300 tokens, one row and four.
+/// A budget for layers of this policy: 100 and 300 tokens, one row and four.
 fn budget_options(shape: &Shape, policy: &vwd_decoder_policy) -> vwd_budget_options {
     let mut options = vwd_budget_options {
         query_heads: shape.heads[0] as u32,

@@ -375,7 +375,7 @@ impl<'b> World<'b> {
             .collect();
         let mut step = vwd_decoder_step {
             positions: positions as u32,
-            page_table: tensor(&table, 0, &[batch, MAX_PAGES]),
+            page_table: packed(&table, 0, &[batch, MAX_PAGES]),
             seq_lens: numbers(&lens),
             sequences: numbers(&ids),
             ..args()
@@ -492,21 +492,21 @@ impl<'b> World<'b> {
         let index = vwd_index {
             kind: VWD_INDEX_AXIS,
             block_size: BLOCK as u32,
-            axes: vwd_tensor { dtype_bits: 8, ..tensor(&axes, 1, &[batch, MAX_PAGES, 1, DIM]) },
+            axes: packed(&axes, 1, &[batch, MAX_PAGES, 1, DIM]),
             axis_range: range.c(&[batch, MAX_PAGES, 1, 4]),
             ..args()
         };
         let update = vwd_index_update_args {
             index: &index,
             k: self.keys[BY_AXES].c(&[PAGES, BLOCK, 1, DIM]),
-            page_table: tensor(table, 0, &[batch, MAX_PAGES]),
+            page_table: packed(table, 0, &[batch, MAX_PAGES]),
             seq_lens: numbers(&lens),
             ..args()
         };
         let (ids, found) = (vec![-1i32; batch * K[BY_AXES]], vec![0i32; batch]);
         let selected = vwd_block_list {
-            ids: tensor(&ids, 0, &[batch, 1, K[BY_AXES]]),
-            counts: tensor(&found, 0, &[batch, 1]),
+            ids: packed(&ids, 0, &[batch, 1, K[BY_AXES]]),
+            counts: packed(&found, 0, &[batch, 1]),
             slots: absent(),
         };
         let select = vwd_select_blocks_args {

@@ -60,7 +60,7 @@ fn decoder_gives_the_text_of_dense_attention_from_drafts_of_128_channels(backend
         compare(ours, (F16, 32, [2, 1]), 300, true);
         compare(ours, (BF16, 32, [2, 1]), 75, true);
     }
-    // Of other compute capabilities nothing is promised.
+    // Nothing is promised for other compute capabilities.
     if backend.is_cuda() && backend.details().compute_capability == 90 {
         compare([&backend.invariant(1), &backend.invariant(1)], (BF16, 128, [8, 1]), wanted(2), true);
     }

@@ -29,25 +29,6 @@ impl Part<'_> {
     }
 }
 
-pub fn tensor<T>(data: &[T], code: u8, extents: &[usize]) -> vwd_tensor {
-    let (mut shape, mut strides, mut step) = ([0; 5], [0; 5], 1);
-    for d in (0..extents.len()).rev() {
-        (shape[d], strides[d]) = (extents[d] as i64, step);
-        step *= extents[d] as i64;
-    }
-    vwd_tensor {
-        data: data.as_ptr().cast_mut().cast(),
-        device_type: 1,
-        dtype_code: code,
-        dtype_bits: 32,
-        lanes: 1,
-        ndim: extents.len() as i32,
-        shape,
-        strides,
-        ..absent()
-    }
-}
-
 /// Numbers of a dtype, as a call takes them.
 pub struct Numbers {
     dtype: DType,
@@ -72,16 +53,16 @@ impl Numbers {
     }
 
     pub fn c(&self, extents: &[usize]) -> vwd_tensor {
-        vwd_tensor { dtype_bits: self.dtype.bits, ..tensor(&self.words, self.dtype.code, extents) }
+        vwd_tensor { dtype_bits: self.dtype.bits, ..packed(&self.words, self.dtype.code, extents) }
     }
 }
 
 pub fn numbers(data: &[i32]) -> vwd_tensor {
-    tensor(data, 0, &[data.len()])
+    packed(data, 0, &[data.len()])
 }
 
 pub fn floats(data: &[f32], extents: &[usize]) -> vwd_tensor {
-    tensor(data, 2, extents)
+    packed(data, 2, extents)
 }
 
 fn dot(a: &Vector, b: &Vector) -> f64 {

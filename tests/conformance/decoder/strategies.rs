@@ -530,7 +530,7 @@ fn decoder_remembers_scores_by_sequence_and_forgets_them_on_reset(backend: &Back
         engine.join(250);
         engine.join(310);
         let queries = rng.normals(&[2, 2, shape.dim]).map(|&x| shape.dtype.round(x));
-        // Of a step whose rows are these sequences, the blocks that were missed of each.
+        // The number of blocks that each of these sequences, the rows of a step, missed.
         let step = |rows: [usize; 2], is_first: bool| {
             let lens = ints(backend, &rows.map(|sequence| engine.sequences[sequence].len as i64));
             let begin = ints(backend, &[0, 0]);

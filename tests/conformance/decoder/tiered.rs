@@ -111,7 +111,7 @@ impl Drop for Cache {
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub layers: usize,
-    /// Of queries, and of keys and values.
+    /// The heads of queries, and of keys and values.
     pub heads: [usize; 2],
     pub dims: [usize; 2],
     pub dtype: DType,
@@ -438,7 +438,7 @@ impl<'b> World<'b> {
         let numbers = ints(backend, &taken.iter().map(|&n| self.sequences[n].number as i64).collect::<Vec<_>>());
         let seq_lens = ints(backend, &lens.iter().map(|&n| n as i64).collect::<Vec<_>>());
         let mode_tensor = ints(backend, &modes.iter().map(|&mode| mode as i64).collect::<Vec<_>>());
-        // Of a row that is skipped, or has no tokens, the next step summarises what moved again.
+        // Where a row is skipped, or has no tokens, the next step summarises again what moved.
         let begins: Vec<i64> = (0..batch)
             .map(|i| {
                 let of_new = if is_new[i] { before[i] as i64 - 1 } else { i32::MAX as i64 };

@@ -22,7 +22,7 @@ const POSITIONS: usize = 3;
 const NODES: usize = 7;
 const LAYERS: usize = 4;
 
-/// Of each layer: the strategy and the source of its prediction, on the cache and on pages.
+/// The strategy of each layer and the source of its prediction, on the cache and on pages.
 const STRATEGIES: [[(u32, u32); 2]; LAYERS] = [
     [(VWD_STRATEGY_SERIAL, 0), (VWD_STRATEGY_SERIAL, 0)],
     [(VWD_STRATEGY_VANWARD, VWD_PREDICT_SCORES), (VWD_STRATEGY_SERIAL, 0)],

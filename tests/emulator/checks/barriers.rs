@@ -113,7 +113,7 @@ fn what_a_thread_writes_after_its_arrival_is_a_race() {
     check(body).fails("race");
 }
 
-/// Of 16 warps in a CTA with a multiprocessor to itself each thread has 128 registers: half may have 160 where the others give 32.
+/// Each thread of 16 warps that have a multiprocessor to themselves has 128 registers: half may have 160 where the others give 32.
 #[test]
 fn warps_take_the_registers_that_others_give() {
     let body = |left: u32| {

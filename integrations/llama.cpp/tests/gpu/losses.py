@@ -9,6 +9,7 @@ import json
 import pathlib
 
 import quality
+from output import Output
 
 KINDS = [(method, block) for method in ["axis", "minmax"] for block in [16, 64]]
 SHARES = [50, 25]
@@ -42,11 +43,9 @@ def losses(play, text, depth, count, log, at_once=4, kinds=KINDS, shares=SHARES)
 
     def score(number_and_name):
         number, name = number_and_name
-        printed = play(f"text-{text.stem}-{number}", wanted[name], "score", {"text": text, "depth": depth, "count": count})
-        try:
-            return quality.Score(printed)
-        except (KeyError, ValueError, IndexError):
-            return None
+        out = Output(play(f"text-{text.stem}-{number}", wanted[name], "score", {"text": text, "depth": depth, "count": count}))
+        # The counters are the last line of a run that did not fail.
+        return out if out.all_counters else None
 
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         scores = dict(zip(wanted, pool.map(score, enumerate(wanted))))
@@ -62,7 +61,7 @@ def losses(play, text, depth, count, log, at_once=4, kinds=KINDS, shares=SHARES)
             continue
         is_right = verdict(wanted[name], score.counters, count, attentions)
         is_well &= is_right == "well"
-        shares_equal = score.equal(stock)
+        shares_equal = score.equal_tops(stock)
         cells = [*quality.cells(score.loss, [None if name == "stock" else stock.loss, None if dense is None or score is dense else dense.loss]),
                  *(f"{100 * share:.1f} %" for share in shares_equal),
                  f"{score.counters.get('sparse', 0)}, {score.counters.get('dense', 0)}", str(score.counters.get("replayed", 0)), is_right]
@@ -86,16 +85,16 @@ def passkeys(play, folder, log, at_once=4, kinds=KINDS, shares=SHARES, repetitio
         path = folder / f"passkey-{method}-{block}-{round(100 * place)}.txt"
         path.write_text(text)
         # More than one row a step is a prompt.
-        printed = play(path.stem, {"METHOD": method, "BLOCK": block, "ROWS": 1}, "compare",
-                       {"text": path, "depth": -quality.ASKED, "variants": variants})
+        out = Output(play(path.stem, {"METHOD": method, "BLOCK": block, "ROWS": 1}, "compare",
+                          {"text": path, "depth": -quality.ASKED, "variants": variants}))
         try:
-            found = quality.digits_found(printed, key)
+            found = out.digits_found(key)
         except ValueError:
             return {}, False
-        taken = [each.get("sparse", 0) for each in quality.counters(printed)]
+        taken = [each.get("sparse", 0) for each in out.all_counters]
         grown = [after - before for before, after in zip(taken, taken[1:])]
         is_right = (len(found) == len(budgets) + 2 and taken[:1] == [0] and len(set(grown)) == 1 and grown[0] > 0 and grown[0] % quality.ASKED == 0
-                    and not quality.counters(printed)[-1].get("errors") and not quality.counters(printed)[-1].get("passed"))
+                    and not out["errors"] and not out["passed"])
         return found, is_right
 
     jobs = [(kind, text) for kind in kinds for text in texts]

@@ -349,7 +349,7 @@ fn fit_verify(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         tree,
         int4,
     } = *options;
-    // Of draft trees it is the one fast variant. mma takes heads of 64 channels in room for 128.
+    // It is the one fast variant for draft trees. mma takes heads of 64 channels in room for 128.
     let is_mmas = !(is_far || tree || whole_tiles && sizes.dim == verify128::NARROW_CHANNELS);
     let are_few = sizes.rows < verify128::FEWEST_ROWS && is_mmas && !suits_verify128(device, sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };

@@ -122,7 +122,7 @@ mod tests {
                 assert!(begin(fixed, count) >= units, "{units} units");
             }
         }
-        // Of 131,072 tokens, in tiles of 16.
+        // 131,072 tokens in tiles of 16 are 8192 units.
         assert_eq!([1, 2, 4, 8].map(|octave| FixedChunks { least_units: 32, octave }.count(8192)), [9, 16, 28, 48]);
     }
 }

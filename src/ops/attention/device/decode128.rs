@@ -138,7 +138,7 @@ fn sharing(unit_tiles: u32, units: u64, ctas: u32) -> Option<u32> {
 pub struct Form {
     element: Element,
     rows: Rows,
-    /// Of keys and of values.
+    /// Channels of a key and of a value.
     channels: u32,
 }
 

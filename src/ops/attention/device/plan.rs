@@ -17,14 +17,14 @@ pub const TILE: u32 = 16;
 pub const TOKEN_INFO_BYTES: u32 = 192;
 /// Tiles of a chunk: one for each warp.
 const LEAST_TILES: u32 = 8;
-/// Numbers of tokens along a list stay below.
+/// Numbers of tokens along a list stay below this.
 const MOST: u64 = 1 << 31;
 
 /// A kernel that attends: its variant, and which of the variant's kernels it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     Decode128(Element, Rows),
-    /// Of 64 channels, and of 256.
+    /// For keys of 64 channels, and of 256.
     Decode64(Element, Rows),
     Decode256(Element, Rows),
     /// With the term of what lists leave out.
@@ -33,7 +33,7 @@ pub enum Entry {
     Verify128Tree(Element),
     VerifyShort(Element),
     VerifyShortTree(Element),
-    /// Of 64 channels, and of 256.
+    /// For keys of 64 channels, and of 256.
     Verify64(Element),
     Verify64Tree(Element),
     Verify64Short(Element),
@@ -195,7 +195,7 @@ pub struct Sizes {
     pub rows: u32,
     /// Lists, or sequences and KV heads without a list.
     pub lists: u64,
-    /// Those of one sequence.
+    /// The lists of one sequence.
     pub sequence_lists: u64,
     /// In a batch-invariant session, the number of sequences for which kernels and splits are chosen; otherwise 0.
     pub invariant_batch: u32,
@@ -412,7 +412,7 @@ fn block_or_tile(has_list: bool, block: usize) -> usize {
     if has_list { block } else { TILE as usize }
 }
 
-/// [1], [Hk] or [pages, P, Hk].
+/// A view of scales, which are [1], [Hk] or [pages, P, Hk].
 fn scale_view(t: &Tensor) -> View<3> {
     match t.rank() {
         3 => View::new(t, [0, 1, 2]),

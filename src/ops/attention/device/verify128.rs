@@ -29,7 +29,7 @@ const BROAD_STAGE_UNITS: u32 = 2;
 const MOST_CTAS: usize = 16;
 /// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 16 CTAs.
 const RECEIVED_ROWS: u32 = 75;
-/// Of 256 channels clusters have powers of two of CTAs, which share all rows out evenly.
+/// The same with 256 channels, where the CTAs of a cluster are a power of two and share all rows out evenly.
 const BROAD_RECEIVED_ROWS: u32 = 64;
 /// Stages of 64 tokens with keys and values, twice as many of 64 channels (in INT4: fewer, and what is read into them).
 const RING_BYTES: u32 = 5 * 2 * 64 * CHANNELS * 2;

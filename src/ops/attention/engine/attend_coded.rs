@@ -10,10 +10,10 @@ use std::ops::Range;
 
 /// The queries of a span.
 pub struct Asked<'q> {
-    /// Times the scale, query h from h·D on.
+    /// The queries times the scale, query h from h·D on.
     pub values: &'q [f32],
     pub coded: &'q CodedQueries<'q>,
-    /// Of scores, where there is one.
+    /// The soft cap of scores, where there is one.
     pub cap: Option<f32>,
     pub value_dim: usize,
 }

@@ -78,7 +78,7 @@ impl<'w> CodedQueries<'w> {
 pub struct CodedRows<'r> {
     pub keys: &'r [*const u8],
     pub values: &'r [*const u8],
-    /// Of keys and of values.
+    /// The scales of keys and of values.
     pub scales: [&'r [f32]; 2],
     /// Which of the means is that of each token.
     pub mean_of: &'r [u8],

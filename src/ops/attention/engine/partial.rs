@@ -27,7 +27,7 @@ pub struct Queries<'w> {
     /// Head h from h·D on.
     pub values: &'w mut [f32],
     pub seen: [Seen<'w>; HEADS],
-    /// Of scores, where there is one.
+    /// The soft cap of scores, where there is one.
     pub cap: Option<f32>,
     /// Dv
     pub value_dim: usize,

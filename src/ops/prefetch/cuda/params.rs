@@ -32,7 +32,7 @@ kernel_struct! {
 }
 
 impl Lists {
-    /// Of fewer than 2^31 entries.
+    /// The lists of a request, which have fewer than 2^31 entries.
     pub fn new(r: &GatherRequest) -> Lists {
         let pairs = &r.pairs;
         let per_head = r.per_head();

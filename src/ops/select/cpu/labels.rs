@@ -120,7 +120,7 @@ unsafe fn select_tokens(r: &Request, list: &List, chosen: &Chosen, alpha: &[f32]
         }
     };
     forced(0..init, 0, &mut select);
-    // The best of those with a weight; what is left of the wanted, of those without, which all rank behind.
+    // The best of the candidates that have a weight come first. Those without one all rank behind, and fill what is left of `wanted`.
     let weighed = free.start.min(alpha.len())..free.end.min(alpha.len());
     let taken = wanted.min(weighed.len());
     let ones = alpha[weighed.clone()].iter().map(|&alpha| (alpha, 1));

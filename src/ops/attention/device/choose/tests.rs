@@ -199,7 +199,7 @@ fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
     let many = |rows| Sizes { lists: 16, list_tokens: 1 << 14, units: 1 << 10, rows, ..SIZES };
     assert_eq!(chosen(&H200, &many(8), &NOTHING), Variant::Mma);
     assert_eq!(chosen(&H200, &many(9), &NOTHING), Variant::Verify128);
-    // Of 64 channels few rows, too, but where tokens of a tile are copied one by one.
+    // With 64 channels verify64 takes few rows, too, unless the tokens of a tile are copied one by one.
     let narrow = |rows| Sizes { dim: 64, value_dim: 64, ..many(rows) };
     assert_eq!([4, 9].map(|rows| chosen(&H200, &narrow(rows), &NOTHING)), [Variant::Verify64; 2]);
     let single = Options { whole_tiles: false, ..NOTHING };
@@ -289,7 +289,7 @@ fn dense_attention_of_several_sequences_takes_what_is_fast_for_ragged_ones() {
         };
         assert_eq!(chosen(&H200, &Sizes { rows: 9, ..sizes }, &dense), of_nine_rows, "{dim} channels, nine rows");
     }
-    // Of more than eight rows, too, but for as many as verify128_short has clusters for.
+    // decode128 takes lists of more than eight rows, too, unless verify128_short has clusters for all of them.
     assert_eq!(of(16, 64, 1 << 11), Variant::Verify128Short);
     assert_eq!(of(16, 136, 1 << 11), Variant::Decode128);
 }
