@@ -53,6 +53,7 @@ mod tree_end;
 mod tree_sample;
 mod verify;
 mod verify_end;
+mod wide;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -87,6 +88,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: tree_end::CASES, on: On::Both },
     Family { cases: tree_sample::CASES, on: On::Both },
     Family { cases: compact::CASES, on: On::Both },
+    Family { cases: wide::CASES, on: On::Both },
+    Family { cases: wide::ON_THE_CPU, on: On::Cpu },
     Family { cases: index::CASES, on: On::Both },
     Family { cases: index_bits::CASES, on: On::Both },
     Family { cases: select::CASES, on: On::Both },

@@ -13,6 +13,7 @@ use crate::support::trees::*;
 use crate::support::*;
 use ends::Ends;
 use scene::*;
+pub use scene::{RULES, Scene};
 use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![
