@@ -98,11 +98,12 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 ///                               children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
 ///                               nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
 /// args->draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+///                               Not read without draft_rows; tokens are those of the target in any case.
 /// args->temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
 ///                               VWD_WALK_GREEDY.
 /// args->top_k        [B]        int32, optional. 0 or below, and V or above: off.
-/// args->top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
-/// args->min_p        [B]        float32, optional. 0 or below: off.
+/// args->top_p        [B]        float32, optional. 1 or above, or NaN: off; 0 or below keeps the likeliest.
+/// args->min_p        [B]        float32, optional. 0 or below, or NaN: off; 1 or above keeps the likeliest.
 /// args->seeds        [B]        uint64 or int64.
 /// args->positions    [B]        int32 or int64: the position of the token that follows the root.
 ///

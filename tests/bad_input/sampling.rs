@@ -53,6 +53,10 @@ pub fn verify_sample_says_what_its_arguments_follow_from() {
     refuses(vwd_verify_sample_args { draft_map, ..call }, "draft_map: shape [9]; expected [Vd of draft_rows=8]");
     let stop = leak(I32, &[2, 1, 3]);
     refuses(vwd_verify_sample_args { stop, ..call }, "stop: shape [2, 1, 3]; expected [S] or [B=2, S]");
+    refuses(
+        vwd_verify_sample_args { seeds: absent(), ..call },
+        "seeds: data is NULL; expected a tensor, unless rule is VWD_ACCEPT_GREEDY",
+    );
     let odd = vwd_tensor { data: call.seeds.data.wrapping_byte_add(4), ..call.seeds };
     assert_refused(status(vwd_verify_sample_args { seeds: odd, ..call }), &["seeds: data 0x", "a multiple of 8 bytes"]);
 }
@@ -89,6 +93,9 @@ pub fn trees_say_what_their_arguments_follow_from() {
     );
     let committed = leak(I64, &[2, 3]);
     refuses(vwd_verify_tree_args { committed, ..call }, "committed: dtype int64; expected int32, the dtype of tokens");
+    let sampled =
+        vwd_verify_tree_args { walk: VWD_WALK_COUPLED, target: absent(), logits: leak(F16, &[2, 5, 9]), ..call };
+    refuses(sampled, "seeds: data is NULL; expected a tensor, unless walk is VWD_WALK_GREEDY");
 
     let call = vwd_tree_prepare_args { parents: leak(I32, &[2, 5]), depths: leak(I32, &[2, 5]), ..args() };
     let refuses = |call: vwd_tree_prepare_args, words: &str| {

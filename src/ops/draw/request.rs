@@ -21,6 +21,8 @@ pub struct GivenSampling<'a> {
     pub min_p: &'a vwd_tensor,
     pub seeds: &'a vwd_tensor,
     pub positions: &'a vwd_tensor,
+    /// Where every request is greedy, and seeds and positions may be absent.
+    pub greedy: &'static str,
 }
 
 /// Sizes of a call.
@@ -82,10 +84,9 @@ impl<'a> Sampling<'a> {
             tokens: sizes.tokens,
         };
         if !is_greedy && sizes.batch > 0 {
-            let expected = "a tensor: random numbers are drawn unless every request is greedy";
             for (name, t) in [("seeds", sampling.seeds), ("positions", sampling.positions)] {
                 if t.is_none() {
-                    return Err(Error::argument(name, "data is NULL", expected));
+                    return Err(Error::argument(name, "data is NULL", format!("a tensor, unless {}", c.greedy)));
                 }
             }
         }

@@ -98,6 +98,7 @@ impl<'a> Request<'a> {
             min_p: &c.min_p,
             seeds: &c.seeds,
             positions: &c.positions,
+            greedy: "rule is VWD_ACCEPT_GREEDY",
         };
         let sizes = Sizes { batch, draft_rows: ("γ", gamma), tokens: target.dim(target.rank() - 1) };
         let sampling = Sampling::check(&checks, &sizes, rule == Acceptance::Greedy, &given)?;

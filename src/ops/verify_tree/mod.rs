@@ -117,6 +117,7 @@ impl<'a> Target<'a> {
             min_p: &c.min_p,
             seeds: &c.seeds,
             positions: &c.positions,
+            greedy: "walk is VWD_WALK_GREEDY",
         };
         let sizes = Sizes { batch: batch.1, draft_rows: nodes, tokens: found };
         Ok(Target::Sampled(logits, choice, Sampling::check(checks, &sizes, false, &sampling)?))
