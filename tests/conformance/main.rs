@@ -89,6 +89,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: tree_sample::CASES, on: On::Both },
     Family { cases: compact::CASES, on: On::Both },
     Family { cases: wide::CASES, on: On::Both },
+    Family { cases: wide::VARIANTS, on: On::Cuda },
     Family { cases: wide::ON_THE_CPU, on: On::Cpu },
     Family { cases: index::CASES, on: On::Both },
     Family { cases: index_bits::CASES, on: On::Both },

@@ -3,6 +3,8 @@
 use crate::Case;
 use crate::compact::Compactor;
 use crate::sample::Scene;
+use crate::sample_ends::filters_are_off;
+use crate::sample_variants::by_variant;
 use crate::sampling::{PLAIN, Settings};
 use crate::support::*;
 use crate::tree_sample::{self, RULES};
@@ -18,6 +20,7 @@ pub const CASES: &[Case] = cases![
     sample_takes_the_lowest_of_equal_logits,
     tree_sample_passes_over_what_is_no_token,
 ];
+pub const VARIANTS: &[Case] = cases![sample_by_each_variant_looks_at_all_bits];
 pub const ON_THE_CPU: &[Case] =
     cases![sampled_rows_may_lie_more_than_32_bits_apart, compacted_pages_may_lie_more_than_32_bits_apart];
 
@@ -28,128 +31,159 @@ fn no_tokens(tokens: i64, token: i64, is_wide: bool) -> Vec<i64> {
     if is_wide { [&narrow[..], &wide].concat() } else { narrow[..4].to_vec() }
 }
 
-/// Such a request commits what it would without drafts, though the next draft token is one that its row prefers. Tokens of even batches have 32 bits.
+/// Rules by which drafts are tried, with rows of drafts or without.
+const TRIED: [(u32, bool); 4] = [
+    (VWD_ACCEPT_GREEDY, false),
+    (VWD_ACCEPT_COUPLED, false),
+    (VWD_ACCEPT_REJECTION, false),
+    (VWD_ACCEPT_REJECTION, true),
+];
+
 fn sample_ends_a_draft_at_what_is_no_token(backend: &Backend) {
-    let tokens = 7;
-    rounds(2, |rng| {
-        for (rule, has_rows) in [
-            (VWD_ACCEPT_GREEDY, false),
-            (VWD_ACCEPT_COUPLED, false),
-            (VWD_ACCEPT_REJECTION, false),
-            (VWD_ACCEPT_REJECTION, true),
-        ] {
-            for batch in [4, 9] {
-                let row: Vec<f64> = (0..tokens).map(|_| F32.round(rng.normal())).collect();
-                let scene = Scene {
-                    rule,
-                    draft: Array::filled(&[batch, 2], 0),
-                    target: Array::new(&[batch, 3, tokens], row.repeat(batch * 3)),
-                    draft_rows: has_rows.then(|| Array::new(&[batch, 2, tokens], row.repeat(batch * 2))),
-                    wants_logprobs: has_rows,
-                    ..Scene::plain(F32, Array::filled(&[batch, tokens], 0.0))
-                };
-                let plain = Scene { lens: Some(vec![0; batch]), ..scene.clone() }.run(backend, None);
-                let all = (0..batch).map(|i| no_tokens(tokens as i64, plain.next_token[i], batch == 9)[i]);
-                let ids: Vec<i64> = all.collect();
-                let draft = Array::from_fn(&[batch, 2], |at| if at[1] == 0 { ids[at[0]] } else { plain.next_token[0] });
-                let found = Scene { draft, ..scene }.run(backend, Some(&mut *rng));
-                let what = format!("rule {rule}, rows {has_rows}, {ids:?}");
-                assert_eq!((found.accepted, found.next_token), (vec![0; batch], plain.next_token), "{what}");
-                assert_eq!((found.committed_len, found.status), (vec![1; batch], vec![0; batch]), "{what}");
-            }
+    rounds(2, |rng| [7, 8].iter().for_each(|&tokens| ends_drafts(backend, rng, tokens, &TRIED)));
+}
+
+/// Such a request commits what it would without drafts, though the next draft token is one that its row prefers. Tokens of even batches have 32 bits.
+fn ends_drafts(backend: &Backend, rng: &mut Rng, tokens: usize, rules: &[(u32, bool)]) {
+    for &(rule, has_rows) in rules {
+        for batch in [4, 9] {
+            let row: Vec<f64> = (0..tokens).map(|_| F32.round(rng.normal())).collect();
+            let scene = Scene {
+                rule,
+                draft: Array::filled(&[batch, 2], 0),
+                target: Array::new(&[batch, 3, tokens], row.repeat(batch * 3)),
+                draft_rows: has_rows.then(|| Array::new(&[batch, 2, tokens], row.repeat(batch * 2))),
+                wants_logprobs: has_rows,
+                ..Scene::plain(F32, Array::filled(&[batch, tokens], 0.0))
+            };
+            let plain = Scene { lens: Some(vec![0; batch]), ..scene.clone() }.run(backend, None);
+            let id = |i: usize| no_tokens(tokens as i64, plain.next_token[i], batch == 9)[i];
+            let ids: Vec<i64> = (0..batch).map(id).collect();
+            let draft = Array::from_fn(&[batch, 2], |at| if at[1] == 0 { ids[at[0]] } else { plain.next_token[0] });
+            let found = Scene { draft, ..scene }.run(backend, None);
+            let what = format!("rule {rule}, rows {has_rows}, {ids:?}");
+            assert_eq!((found.accepted, found.next_token), (vec![0; batch], plain.next_token), "{what}");
+            assert_eq!((found.committed_len, found.status), (vec![1; batch], vec![0; batch]), "{what}");
         }
-    });
+    }
+}
+
+fn sample_compares_stop_tokens_whole(backend: &Backend) {
+    rounds(2, |rng| [5, 8].iter().for_each(|&tokens| compares_stop_tokens(backend, rng, tokens)));
 }
 
 /// Stop tokens of which the lower halves are what is committed neither end a request nor are forbidden to it.
-fn sample_compares_stop_tokens_whole(backend: &Backend) {
-    rounds(2, |rng| {
-        for least in [0, 9] {
-            let target = Array::from_fn(&[3, 5], |_| F32.round(rng.normal()));
-            let mut scene = Scene { min_remaining: Some(vec![least; 3]), ..Scene::plain(F32, target) };
-            let plain = scene.run(backend, None);
-            let wide = |at: &[usize]| plain.next_token[at[0]] + (1 << 32) * (at[1] as i64 - 1);
-            scene.stop = Some(Array::from_fn(&[3, 3], |at| if at[1] == 1 { -1 } else { wide(at) }));
-            let found = scene.run(backend, None);
-            assert_eq!((&found.next_token, &found.finish), (&plain.next_token, &vec![0; 3]), "{least}");
-            // Their whole numbers do.
-            scene.stop = Some(Array::from_fn(&[3, 1], |at| plain.next_token[at[0]]));
-            let found = scene.run(backend, None);
-            if least == 0 {
-                assert_eq!((&found.next_token, &found.finish), (&plain.next_token, &vec![1; 3]));
-            } else {
-                assert!((0..3).all(|i| found.next_token[i] != plain.next_token[i]), "{:?}", found.next_token);
-            }
+fn compares_stop_tokens(backend: &Backend, rng: &mut Rng, tokens: usize) {
+    for least in [0, 9] {
+        let target = Array::from_fn(&[3, tokens], |_| F32.round(rng.normal()));
+        let mut scene =
+            Scene { min_remaining: Some(vec![least; 3]), wants_logprobs: false, ..Scene::plain(F32, target) };
+        let plain = scene.run(backend, None);
+        let wide = |at: &[usize]| plain.next_token[at[0]] + (1 << 32) * (at[1] as i64 - 1);
+        scene.stop = Some(Array::from_fn(&[3, 3], |at| if at[1] == 1 { -1 } else { wide(at) }));
+        let found = scene.run(backend, None);
+        assert_eq!((&found.next_token, &found.finish), (&plain.next_token, &vec![0; 3]), "{least}");
+        // Their whole numbers do.
+        scene.stop = Some(Array::from_fn(&[3, 1], |at| plain.next_token[at[0]]));
+        let found = scene.run(backend, None);
+        if least == 0 {
+            assert_eq!((&found.next_token, &found.finish), (&plain.next_token, &vec![1; 3]));
+        } else {
+            assert!((0..3).all(|i| found.next_token[i] != plain.next_token[i]), "{:?}", found.next_token);
+        }
+    }
+}
+
+/// By the formulas.
+fn sample_draws_by_all_bits_of_the_position(backend: &Backend) {
+    rounds(4, |rng| {
+        for (rule, tokens) in [(VWD_ACCEPT_COUPLED, 30), (VWD_ACCEPT_COUPLED, 32), (VWD_ACCEPT_REJECTION, 30)] {
+            let scene = far_positions(backend, rng, rule, tokens);
+            let scene = Scene { wants_logprobs: true, ..scene };
+            assert_eq!(scene.check(backend, None), scene.batch(), "rule {rule}");
         }
     });
 }
 
-/// Positions above 2^32, and those whose rows pass such a bound, or 0.
-fn sample_draws_by_all_bits_of_the_position(backend: &Backend) {
-    rounds(4, |rng| {
-        let positions = [1 << 40, (1 << 32) - 1, -1, i64::MIN, i64::MAX - 2];
-        for rule in [VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION] {
-            let batch = positions.len();
-            let target = Array::from_fn(&[batch, 3, 30], |_| F32.round(rng.normal()));
-            let mut scene = Scene {
-                rule,
-                draft: Array::filled(&[batch, 2], 0),
-                target,
-                ..Scene::plain(F32, Array::filled(&[batch, 30], 0.0))
-            };
-            scene.positions = positions.to_vec();
-            // What is drawn there, so that later rows are come to.
-            for r in 0..2 {
-                let found = Scene { rule: VWD_ACCEPT_COUPLED, ..scene.clone() }.run(backend, None);
-                (0..batch).for_each(|i| scene.draft[[i, r]] = found.committed[[i, r]].max(0));
-            }
-            assert_eq!(scene.check(backend, None), batch, "rule {rule}");
-        }
-    });
+/// Requests at positions above 2^32, and at those whose rows pass such a bound, or 0. Drafts are what is drawn there, so that later rows are come to.
+fn far_positions(backend: &Backend, rng: &mut Rng, rule: u32, tokens: usize) -> Scene {
+    let positions = [1 << 40, (1 << 32) - 1, -1, i64::MIN, i64::MAX - 2];
+    let batch = positions.len();
+    let mut scene = Scene {
+        rule: VWD_ACCEPT_COUPLED,
+        draft: Array::filled(&[batch, 2], 0),
+        target: Array::from_fn(&[batch, 3, tokens], |_| F32.round(rng.normal())),
+        positions: positions.to_vec(),
+        wants_logprobs: false,
+        ..Scene::plain(F32, Array::filled(&[batch, tokens], 0.0))
+    };
+    for r in 0..2 {
+        let found = scene.run(backend, None);
+        (0..batch).for_each(|i| scene.draft[[i, r]] = found.committed[[i, r]].max(0));
+    }
+    Scene { rule, ..scene }
+}
+
+fn sample_takes_the_lowest_of_equal_logits(backend: &Backend) {
+    rounds(2, |rng| takes_the_lowest(backend, rng, &[9, 16, 4104, 9001]));
 }
 
 /// Numbers that the dtype makes equal, or zeros of either sign: of the largest the lowest token is taken by greedy requests, in one segment or another.
 /// Sampled requests stand among them.
-fn sample_takes_the_lowest_of_equal_logits(backend: &Backend) {
-    rounds(2, |rng| {
-        for (dtype, apart) in [(F32, 1e-7), (F16, 0.004), (BF16, 0.1)] {
-            for tokens in [9, 4104, 9001] {
-                let batch = 5;
-                let mut scene = Scene::plain(dtype, Array::filled(&[batch, tokens], 0.0));
-                scene.target = Array::from_fn(&[batch, 2, tokens], |_| dtype.round(-1.0 - rng.unit()));
-                scene.draft = Array::filled(&[batch, 1], 0);
-                scene.wants_logprobs = false;
-                let mut lowest = vec![];
-                for i in 0..batch {
-                    for r in 0..2 {
-                        let mut places = [(); 3].map(|()| rng.size(0..=tokens - 1));
-                        places.sort();
-                        for (n, &place) in places.iter().enumerate() {
-                            // The last looks larger before it is rounded, or is the zero that is above 0.
-                            let x = if i % 2 == 0 { 100.0 + apart * n as f64 } else { [-0.0, -0.0, 0.0][n] };
-                            scene.target[[i, r, place]] = dtype.round(x);
-                        }
-                        lowest.push(places[0] as i64);
-                        if r == 0 {
-                            // Of two requests the last of them is drafted, which is refused unless all are one.
-                            scene.draft[[i, 0]] = places[if i < 2 { 2 } else { 0 }] as i64;
-                        }
+fn takes_the_lowest(backend: &Backend, rng: &mut Rng, lengths: &[usize]) {
+    let batch = 5;
+    for (dtype, apart) in [(F32, 1e-7), (F16, 0.004), (BF16, 0.1)] {
+        for &tokens in lengths {
+            let mut scene = Scene::plain(dtype, Array::filled(&[batch, tokens], 0.0));
+            scene.target = Array::from_fn(&[batch, 2, tokens], |_| dtype.round(-1.0 - rng.unit()));
+            scene.draft = Array::filled(&[batch, 1], 0);
+            scene.wants_logprobs = false;
+            let mut lowest = vec![];
+            for i in 0..batch {
+                for r in 0..2 {
+                    let mut places = [(); 3].map(|()| rng.size(0..=tokens - 1));
+                    places.sort();
+                    for (n, &place) in places.iter().enumerate() {
+                        // The last looks larger before it is rounded, or is the zero that is above 0.
+                        let x = if i % 2 == 0 { 100.0 + apart * n as f64 } else { [-0.0, -0.0, 0.0][n] };
+                        scene.target[[i, r, place]] = dtype.round(x);
                     }
-                }
-                scene.settings =
-                    [0.0, 1e-6, 1.0, 0.0, 0.7].map(|t| Settings { temperature: F32.round(t), ..PLAIN }).to_vec();
-                let greedy = Scene { rule: VWD_ACCEPT_GREEDY, ..scene.clone() }.run(backend, None);
-                let mixed = Scene { rule: VWD_ACCEPT_COUPLED, ..scene.clone() }.run(backend, None);
-                for (found, requests) in [(greedy, &[0, 1, 2, 3, 4][..]), (mixed, &[0, 1, 3])] {
-                    for &i in requests {
-                        let is_accepted = scene.draft[[i, 0]] == lowest[2 * i];
-                        let expected = [lowest[2 * i], if is_accepted { lowest[2 * i + 1] } else { -1 }];
-                        assert_eq!(found.committed.row([i]), expected, "request {i} of {tokens} tokens in {dtype:?}");
+                    lowest.push(places[0] as i64);
+                    if r == 0 {
+                        // Of two requests the last of them is drafted, which is refused unless all are one.
+                        scene.draft[[i, 0]] = places[if i < 2 { 2 } else { 0 }] as i64;
                     }
                 }
             }
+            scene.settings =
+                [0.0, 1e-6, 1.0, 0.0, 0.7].map(|t| Settings { temperature: F32.round(t), ..PLAIN }).to_vec();
+            let greedy = Scene { rule: VWD_ACCEPT_GREEDY, ..scene.clone() }.run(backend, None);
+            let mixed = Scene { rule: VWD_ACCEPT_COUPLED, ..scene.clone() }.run(backend, None);
+            for (found, requests) in [(greedy, &[0, 1, 2, 3, 4][..]), (mixed, &[0, 1, 3])] {
+                for &i in requests {
+                    let is_accepted = scene.draft[[i, 0]] == lowest[2 * i];
+                    let expected = [lowest[2 * i], if is_accepted { lowest[2 * i + 1] } else { -1 }];
+                    assert_eq!(found.committed.row([i]), expected, "request {i} of {tokens} tokens in {dtype:?}");
+                }
+            }
         }
-    });
+    }
+}
+
+/// Rows that begin on 16 bytes, without log-probabilities and rejection, which every variant takes.
+fn sample_by_each_variant_looks_at_all_bits(backend: &Backend) {
+    let cpu = Backend::cpu(1);
+    for (variant, forced) in by_variant(backend) {
+        rounds(1, |rng| {
+            ends_drafts(&forced, rng, 8, &TRIED[..2]);
+            compares_stop_tokens(&forced, rng, 8);
+            takes_the_lowest(&forced, rng, &[16, 4104]);
+            filters_are_off(&forced, rng, VWD_ACCEPT_COUPLED, false);
+            let scene = far_positions(&forced, rng, VWD_ACCEPT_COUPLED, 32);
+            scene.run(&forced, None).assert_same(scene.run(&cpu, None));
+        });
+        forced.assert_ran(variant);
+    }
 }
 
 /// Children whose tokens are the target's in their lower halves alone, of which the first child that has the token is the third.
