@@ -58,7 +58,7 @@ const (
 //	target_begin  [B]         int32 or int64, for target [N, V]: row 0 of each request. A row outside 0 … N−1 ends the request.
 //	                          Without it, row i is that of request i, and γ = 0.
 //	draft_rows    [B, γ, Vd]  float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. What each draft token was
-//	                          drawn from: q is made of it as p is, by the request's temperature and filters; with
+//	                          drawn from: q is made of it as p is, by the request's temperature and filters, but keeps stop tokens; with
 //	                          VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1. Only VWD_ACCEPT_REJECTION reads it.
 //	draft_map     [Vd]        int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
 //	                          Columns with numbers outside 0 … V−1 stand for no token, and keep their part of q. Not read without draft_rows.

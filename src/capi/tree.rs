@@ -69,7 +69,7 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.
 ///
 /// By every walk, a row of logits of a node whose depth is below min_remaining gives no stop token: it is taken without them, as
-/// `vwd_verify_sample` takes its rows. Rows of draft_rows are taken as they are.
+/// `vwd_verify_sample` takes its rows. Rows of draft_rows keep them: children were drawn without regard to min_remaining.
 ///
 /// args->tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
 /// args->parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.

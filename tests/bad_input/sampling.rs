@@ -116,6 +116,28 @@ pub fn trees_say_what_their_arguments_follow_from() {
     );
 }
 
+pub fn compact_names_the_argument_that_lies_in_a_cache() {
+    let backend = &Backend::cpu(1);
+    let leak = |dtype, shape: &[usize]| leaked(backend, dtype, shape);
+    let caches = [leak(F16, &[2, 4, 8]), leak(I32, &[2, 4])];
+    let options = vwd_compactor_options { cache_count: 2, caches: caches.as_ptr(), ..args() };
+    let mut compactor = null_mut();
+    // SAFETY: the pointers are valid; the caches live as long as the process.
+    assert_ok(unsafe { vwd_compactor_create(backend.session(), &options, &mut compactor) });
+    let call = vwd_compact_args { bases: leak(I32, &[2]), path: leak(I32, &[2, 3]), ..args() };
+    let path = vwd_tensor { data: caches[1].data.wrapping_byte_add(4), ..call.path };
+    for (call, name) in [
+        (vwd_compact_args { path, ..call }, "path"),
+        (vwd_compact_args { accepted: vwd_tensor { data: caches[1].data, ..call.bases }, ..call }, "accepted"),
+    ] {
+        // SAFETY: as above.
+        let status = unsafe { vwd_compact(compactor, &call, null_mut()) };
+        assert_refused(status, &[&format!("{name}: overlaps options.caches[1]; expected memory of its own")]);
+    }
+    // SAFETY: created once, released once.
+    unsafe { vwd_compactor_release(compactor) };
+}
+
 pub fn verify_says_whose_dtype_is_expected() {
     let backend = &Backend::cpu(1);
     let leak = |dtype, shape: &[usize]| leaked(backend, dtype, shape);
