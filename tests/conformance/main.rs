@@ -33,6 +33,7 @@ mod index;
 mod index_bits;
 mod invariance;
 mod keys_to_blocks;
+mod many;
 mod predictor;
 mod quantize;
 mod remainder;
@@ -88,6 +89,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: tree_end::CASES, on: On::Both },
     Family { cases: tree_sample::CASES, on: On::Both },
     Family { cases: compact::CASES, on: On::Both },
+    Family { cases: many::CASES, on: On::Both },
     Family { cases: wide::CASES, on: On::Both },
     Family { cases: wide::VARIANTS, on: On::Cuda },
     Family { cases: wide::ON_THE_CPU, on: On::Cpu },
