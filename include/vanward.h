@@ -701,21 +701,22 @@ typedef struct {
  * it is −1.
  *
  * args->rule                      A VWD_ACCEPT_* value.
- * args->draft         [B, γ]      int32 or int64, optional (absent: γ = 0); γ ≤ 64. A token outside 0 … V−1 ends its draft.
+ * args->draft         [B, γ]      int32 or int64, optional (absent: γ = 0); γ ≤ 64. Tokens of the target's vocabulary, also where draft_map
+ *                                 is given; one outside 0 … V−1 ends its draft.
  * args->draft_lens    [B]         int32, optional (absent: every draft is γ long). Values outside 0 … γ are clamped.
  * args->target        [B, γ+1, V] float32, float16 or bfloat16; 1 ≤ V ≤ 2^20. Or [N, V]: rows of all requests one after the other;
  *                                 rows past a request's draft_lens are not read, so requests may have as many as they draft.
- * args->target_begin  [B]         int32 or int64, for target [N, V]: row 0 of each request. Without it, row i is that of request i,
- *                                 and γ = 0.
+ * args->target_begin  [B]         int32 or int64, for target [N, V]: row 0 of each request. A row outside 0 … N−1 ends the request.
+ *                                 Without it, row i is that of request i, and γ = 0.
  * args->draft_rows    [B, γ, Vd]  float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. What each draft token was
- *                                 drawn from: q is made of it as p is, by the request's temperature and filters; with
- *                                 VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1.
+ *                                 drawn from: q is made of it as p is, by the request's temperature and filters, but keeps stop tokens; with
+ *                                 VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1. Only VWD_ACCEPT_REJECTION reads it.
  * args->draft_map     [Vd]        int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
- *                                 Columns with numbers outside 0 … V−1 stand for no token, and keep their part of q.
+ *                                 Columns with numbers outside 0 … V−1 stand for no token, and keep their part of q. Not read without draft_rows.
  * args->temperature   [B]         float32, optional (absent: 1). Probabilities have had theirs: it tells only which are greedy.
  * args->top_k         [B]         int32, optional. 0 or below, and V or above: off.
- * args->top_p         [B]         float32, optional. 1 or above: off; 0 or below keeps the likeliest.
- * args->min_p         [B]         float32, optional. 0 or below: off.
+ * args->top_p         [B]         float32, optional. 1 or above, or NaN: off; 0 or below keeps the likeliest.
+ * args->min_p         [B]         float32, optional. 0 or below, or NaN: off; 1 or above keeps the likeliest.
  * args->seeds         [B]         uint64 or int64. Not read by VWD_ACCEPT_GREEDY, for which it may be absent; positions likewise.
  * args->positions     [B]         int32 or int64: the position of the token that row 0 decides.
  * args->stop          [S] or [B, S] int32 or int64, optional: stop tokens of all requests or of each. Negative ones match nothing.
@@ -729,8 +730,10 @@ typedef struct {
  * args->committed_len [B]         int32, out, optional.
  * args->finish        [B]         uint8, out, optional: a VWD_FINISH_* value.
  * args->status        [B]         uint32 or int32, out, optional: bits VWD_SAMPLE_NAN, VWD_SAMPLE_NO_TOKEN, VWD_SAMPLE_NO_RESIDUAL,
- *                                 VWD_SAMPLE_NO_ROW, of the rows that committed, and of the one that could not.
- * args->logprobs      [B, γ+1]    float32, out, optional: ln p of each committed token at temperature 1, without filters; 0 past the end.
+ *                                 VWD_SAMPLE_NO_ROW, of the rows that committed, and of the one that could not; 0 with
+ *                                 nothing remaining.
+ * args->logprobs      [B, γ+1]    float32, out, optional: ln p of each committed token at temperature 1 and without filters, where p
+ *                                 leaves out forbidden stop tokens; 0 past the end.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
  * once its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one
@@ -936,7 +939,7 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.
  *
  * By every walk, a row of logits of a node whose depth is below min_remaining gives no stop token: it is taken without them, as
- * `vwd_verify_sample` takes its rows. Rows of draft_rows are taken as they are.
+ * `vwd_verify_sample` takes its rows. Rows of draft_rows keep them: children were drawn without regard to min_remaining.
  *
  * args->tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
  * args->parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
@@ -965,11 +968,12 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  *                               children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
  *                               nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
  * args->draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+ *                               Not read without draft_rows; tokens are those of the target in any case.
  * args->temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
  *                               VWD_WALK_GREEDY.
  * args->top_k        [B]        int32, optional. 0 or below, and V or above: off.
- * args->top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
- * args->min_p        [B]        float32, optional. 0 or below: off.
+ * args->top_p        [B]        float32, optional. 1 or above, or NaN: off; 0 or below keeps the likeliest.
+ * args->min_p        [B]        float32, optional. 0 or below, or NaN: off; 1 or above keeps the likeliest.
  * args->seeds        [B]        uint64 or int64.
  * args->positions    [B]        int32 or int64: the position of the token that follows the root.
  *

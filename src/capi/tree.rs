@@ -69,7 +69,7 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.
 ///
 /// By every walk, a row of logits of a node whose depth is below min_remaining gives no stop token: it is taken without them, as
-/// `vwd_verify_sample` takes its rows. Rows of draft_rows are taken as they are.
+/// `vwd_verify_sample` takes its rows. Rows of draft_rows keep them: children were drawn without regard to min_remaining.
 ///
 /// args->tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
 /// args->parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
@@ -98,11 +98,12 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 ///                               children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
 ///                               nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
 /// args->draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+///                               Not read without draft_rows; tokens are those of the target in any case.
 /// args->temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
 ///                               VWD_WALK_GREEDY.
 /// args->top_k        [B]        int32, optional. 0 or below, and V or above: off.
-/// args->top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
-/// args->min_p        [B]        float32, optional. 0 or below: off.
+/// args->top_p        [B]        float32, optional. 1 or above, or NaN: off; 0 or below keeps the likeliest.
+/// args->min_p        [B]        float32, optional. 0 or below, or NaN: off; 1 or above keeps the likeliest.
 /// args->seeds        [B]        uint64 or int64.
 /// args->positions    [B]        int32 or int64: the position of the token that follows the root.
 ///

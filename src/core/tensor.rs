@@ -238,6 +238,19 @@ impl Checks {
         if t.data.is_null() { Ok(None) } else { Ok(Some(self.output(name, t, dtypes, shape)?)) }
     }
 
+    /// Fails where a tensor that is given has another dtype than `like`.
+    #[inline(always)]
+    pub fn same_dtype(&self, name: impl Into<Name>, t: &vwd_tensor, like: &Tensor) -> Result<()> {
+        let found = DType { code: t.dtype_code, bits: t.dtype_bits };
+        if t.data.is_null() || found == like.dtype { Ok(()) } else { self.other_dtype(name.into(), t, like) }
+    }
+
+    #[cold]
+    fn other_dtype(&self, name: Name, t: &vwd_tensor, like: &Tensor) -> Result<()> {
+        let found = format!("dtype {}", self.required(name, t)?.dtype);
+        Err(Error::argument(&name.to_string(), found, format!("{}, the dtype of {}", like.dtype, like.name())))
+    }
+
     /// The bytes of an input that need not be usual. It returns no view, which callers would have to pass through memory.
     #[inline(never)]
     fn input_bytes(&self, name: Name, t: &vwd_tensor, dtypes: &[DType], shape: &[(&str, usize)]) -> Result<ByteRange> {
@@ -316,7 +329,10 @@ impl Checks {
                 let found = format!("device_type {}, device_id {}", t.device_type, t.device_id);
                 return Error::argument(&name.to_string(), found, self.device);
             }
-            Flaw::Alignment => (format!("data {:p} is misaligned", t.data), "alignment to the element size"),
+            Flaw::Alignment => {
+                let expected = format!("a multiple of {} bytes", alignment(t));
+                return Error::argument(&name.to_string(), format!("data {:p} is misaligned", t.data), expected);
+            }
         };
         Error::argument(&name.to_string(), found, expected)
     }

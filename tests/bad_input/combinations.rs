@@ -84,14 +84,14 @@ impl<'b> Memory<'b> {
 }
 
 #[track_caller]
-fn assert_refused(status: vwd_status, words: &[&str]) {
+pub fn assert_refused(status: vwd_status, words: &[&str]) {
     let text = last_error();
     assert_eq!(status, VWD_ERROR_INVALID_ARGUMENT, "{words:?}");
     assert!(text.starts_with(words[0]) && words.iter().all(|word| text.contains(word)), "{words:?} in {text:?}");
 }
 
 /// A tensor in memory that is kept for good.
-fn leaked(backend: &Backend, dtype: DType, shape: &[usize]) -> vwd_tensor {
+pub fn leaked(backend: &Backend, dtype: DType, shape: &[usize]) -> vwd_tensor {
     let tensor = Tensor::poisoned(backend, dtype, shape, &Layout::default());
     let c = tensor.c();
     std::mem::forget(tensor);

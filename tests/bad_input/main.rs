@@ -4,6 +4,7 @@ mod arrays;
 mod calls;
 mod combinations;
 mod handles;
+mod sampling;
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
@@ -24,7 +25,7 @@ fn main() {
             Err(Failed::from(format!("{} of {rows} rows failed:\n{}", failures.len(), failures.join("\n"))))
         })
     });
-    let others: [(&str, fn()); 14] = [
+    let others: [(&str, fn()); 18] = [
         ("forecast_calls_refuse_what_is_missing", handles::forecast_calls_refuse_what_is_missing),
         ("calibration_needs_a_place_for_its_result_alone", handles::calibration_needs_a_place_for_its_result_alone),
         ("structs_of_other_sizes_are_refused", handles::structs_of_other_sizes_are_refused),
@@ -51,6 +52,13 @@ fn main() {
             "interleaved_tensors_are_told_from_overlapping_ones",
             arrays::interleaved_tensors_are_told_from_overlapping_ones,
         ),
+        (
+            "verify_sample_says_what_its_arguments_follow_from",
+            sampling::verify_sample_says_what_its_arguments_follow_from,
+        ),
+        ("trees_say_what_their_arguments_follow_from", sampling::trees_say_what_their_arguments_follow_from),
+        ("compact_names_the_argument_that_lies_in_a_cache", sampling::compact_names_the_argument_that_lies_in_a_cache),
+        ("verify_says_whose_dtype_is_expected", sampling::verify_says_whose_dtype_is_expected),
     ];
     let others = others.into_iter().map(|(name, test)| {
         Trial::test(name, move || {

@@ -66,6 +66,8 @@ impl Moves {
             0 => -rng.int(1..=3),
             1 => room - rng.int(0..=3),
             2 => i32::MAX as i64 - rng.int(0..=3),
+            // Past all pages, though its lower 32 bits are not.
+            3 => (1 << 32) + rng.int(0..=3),
             _ => rng.int(0..=(room - nodes as i64).max(0)),
         });
         let places = rng.size(1..=nodes + 2);
@@ -110,7 +112,8 @@ impl Moves {
         };
         let table = self.table.as_ref().map(|table| ints(rng, I32, table));
         let accepted = self.accepted.as_ref().map(|accepted| ints(rng, I32, accepted));
-        let base = rng.pick(&[I32, I64]);
+        let is_wide = self.bases.data.iter().any(|&base| i32::try_from(base).is_err());
+        let base = if is_wide { I64 } else { rng.pick(&[I32, I64]) };
         let (bases, path) = (ints(rng, base, &self.bases), ints(rng, I32, &self.path));
         let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
         let args = vwd_compact_args {
@@ -122,7 +125,10 @@ impl Moves {
         };
         // SAFETY: the tensors outlive the call.
         backend.finish(unsafe { vwd_compact(compactor.0, &args, backend.stream()) });
-        path.assert_untouched("path");
+        let inputs = [("bases", Some(&bases)), ("path", Some(&path)), ("page_table", table.as_ref())];
+        for (name, t) in inputs.into_iter().chain([("accepted", accepted.as_ref())]) {
+            t.into_iter().for_each(|t| t.assert_untouched(name));
+        }
     }
 }
 

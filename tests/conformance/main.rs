@@ -33,6 +33,7 @@ mod index;
 mod index_bits;
 mod invariance;
 mod keys_to_blocks;
+mod many;
 mod predictor;
 mod quantize;
 mod remainder;
@@ -53,6 +54,7 @@ mod tree_end;
 mod tree_sample;
 mod verify;
 mod verify_end;
+mod wide;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -87,6 +89,10 @@ const FAMILIES: &[Family] = &[
     Family { cases: tree_end::CASES, on: On::Both },
     Family { cases: tree_sample::CASES, on: On::Both },
     Family { cases: compact::CASES, on: On::Both },
+    Family { cases: many::CASES, on: On::Both },
+    Family { cases: wide::CASES, on: On::Both },
+    Family { cases: wide::VARIANTS, on: On::Cuda },
+    Family { cases: wide::ON_THE_CPU, on: On::Cpu },
     Family { cases: index::CASES, on: On::Both },
     Family { cases: index_bits::CASES, on: On::Both },
     Family { cases: select::CASES, on: On::Both },

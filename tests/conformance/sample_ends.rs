@@ -12,6 +12,7 @@ pub const CASES: &[Case] = cases![
     sample_accepts_by_probability_at_the_ends,
     sample_tells_of_weights_that_leave_nothing_or_are_none,
     sample_never_accepts_what_the_target_excludes,
+    sample_takes_filters_that_are_no_numbers_as_off,
 ];
 
 /// Every index of a stop token, every budget and every minimum, against a loop over tokens.
@@ -174,5 +175,47 @@ fn sample_never_accepts_what_the_target_excludes(backend: &Backend) {
         assert_eq!(found.accepted, vec![0; batch], "{what}");
         assert!(found.next_token.iter().all(|token| [0, 1].contains(token)), "{what}: {:?}", found.next_token);
         assert_eq!(scene.check(backend, None), batch, "{what}");
+    }
+}
+
+fn sample_takes_filters_that_are_no_numbers_as_off(backend: &Backend) {
+    rounds(2, |rng| {
+        for (rule, wants_logprobs) in
+            [(VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_COUPLED, true), (VWD_ACCEPT_REJECTION, false)]
+        {
+            filters_are_off(backend, rng, rule, wants_logprobs);
+        }
+    });
+}
+
+/// top_p and min_p of NaN drop nothing, whatever other filters there are, and min_p above 1 keeps the likeliest alone, as 1 does.
+pub fn filters_are_off(backend: &Backend, rng: &mut Rng, rule: u32, wants_logprobs: bool) {
+    let (batch, tokens, nan) = (24, 40, f64::NAN);
+    for temperature_last in [false, true] {
+        let target = Array::from_fn(&[batch, 2, tokens], |_| F32.round(rng.pick(&[0.0, 0.0, 0.0, 3.0]) + rng.unit()));
+        let scene = Scene {
+            rule,
+            wants_logprobs,
+            target,
+            draft: Array::from_fn(&[batch, 1], |_| rng.int(0..=tokens as i64 - 1)),
+            ..Scene::plain(F32, Array::filled(&[batch, tokens], 0.0))
+        };
+        let plain = Settings { temperature: 2.0, temperature_last, ..PLAIN };
+        let run = |of: &dyn Fn(usize) -> Settings| {
+            Scene { settings: (0..batch).map(of).collect(), ..scene.clone() }.run(backend, None)
+        };
+        let found = run(&|i| match i % 3 {
+            0 => Settings { top_p: nan, top_k: 5, ..plain },
+            1 => Settings { min_p: nan, top_p: 0.75, ..plain },
+            _ => Settings { min_p: 1.5, ..plain },
+        });
+        let expected = run(&|i| match i % 3 {
+            0 => Settings { top_k: 5, ..plain },
+            1 => Settings { top_p: 0.75, ..plain },
+            _ => Settings { min_p: 1.0, ..plain },
+        });
+        assert_eq!(found, expected, "rule {rule}, temperature last {temperature_last}");
+        // Some of what is drawn without filters they drop.
+        assert_ne!(run(&|_| plain).next_token, found.next_token);
     }
 }

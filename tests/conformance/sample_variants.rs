@@ -17,7 +17,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Sessions that take each variant, where the device has it.
-fn by_variant(backend: &Backend) -> impl Iterator<Item = (&'static str, Backend)> {
+pub fn by_variant(backend: &Backend) -> impl Iterator<Item = (&'static str, Backend)> {
     [("sample=cluster", 90), ("sample=half_cluster", 90), ("sample=streamed", 90), ("sample=loaded", 80)]
         .into_iter()
         .filter_map(|(variant, least)| Some((variant, backend.forcing(variant, least..=u32::MAX)?)))

@@ -49,6 +49,20 @@ enum Links {
     Chains(Array<i64>, Array<i64>),
 }
 
+impl Links {
+    fn tensors(&self) -> [&Array<i64>; 2] {
+        match self {
+            Links::Parents(parents) => [parents; 2],
+            Links::Chains(first, next) => [first, next],
+        }
+    }
+}
+
+/// Whether 32 bits do not hold all numbers.
+fn is_wide(tensors: [&Array<i64>; 2]) -> bool {
+    tensors.into_iter().flat_map(|t| &t.data).any(|&x| i32::try_from(x).is_err())
+}
+
 /// Makes the call with all outputs, and compares them with the trees that `expected` tells: parents of the first nodes, and whether a
 /// link was broken.
 fn check_form(
@@ -63,14 +77,15 @@ fn check_form(
     let ints = |rng: &mut Rng, dtype, values: &Array<i64>| {
         Tensor::ints(backend, dtype, values, &Layout::random(rng, values.shape.len()))
     };
-    let link = rng.pick(&[I32, I64]);
+    let link = if is_wide(links.tensors()) { I64 } else { rng.pick(&[I32, I64]) };
     let (parents, chains) = match links {
         Links::Parents(parents) => (Some(ints(rng, I32, parents)), None),
         Links::Chains(first, next) => (None, Some([ints(rng, link, first), ints(rng, link, next)])),
     };
     let node_counts = counts.map(|counts| ints(rng, I32, counts));
     let position = rng.pick(&[I32, I64]);
-    let base_values = Array::from_fn(&[batch], |_| rng.int(0..=1 << 20));
+    let most = if position == I64 { 1 << 40 } else { 1 << 20 };
+    let base_values = Array::from_fn(&[batch], |_| rng.int(0..=most));
     let bases = ints(rng, position, &base_values);
     let row = |rng: &mut Rng, dtype| Tensor::poisoned(backend, dtype, &[batch, n], &Layout::random(rng, 2));
     let (tree_parents, depths, ranks) = (row(rng, I32), row(rng, I32), row(rng, I32));
@@ -128,8 +143,9 @@ fn check_form(
         t.assert_written(name, |_| true);
     }
     mask.assert_written("mask", |_| true);
-    for t in parents.iter().chain(chains.iter().flatten()).chain(&node_counts) {
-        t.assert_untouched("links");
+    status.assert_written("status", |_| true);
+    for t in parents.iter().chain(chains.iter().flatten()).chain(&node_counts).chain([&bases]) {
+        t.assert_untouched("an input");
     }
 }
 
@@ -173,7 +189,7 @@ fn tree_of_children_and_siblings_is_that_of_their_parents(backend: &Backend) {
     });
 }
 
-/// Links of any numbers: loops, nodes that are linked twice, and ends past the tree.
+/// Links of any numbers: loops, nodes that are linked twice, and ends past the tree, of some of which the lower 32 bits name a node.
 fn tree_of_broken_chains_ends_where_they_break(backend: &Backend) {
     rounds(30, |rng| {
         let (batch, n) = (rng.size(1..=6), rng.size(1..=20));
@@ -181,7 +197,9 @@ fn tree_of_broken_chains_ends_where_they_break(backend: &Backend) {
         let mut links = || {
             Array::from_fn(&[batch, n], |_| match rng.size(0..=3) {
                 0 => -1,
-                1 if wild => rng.pick(&[i32::MAX as i64, i32::MIN as i64, n as i64]),
+                1 if wild => {
+                    rng.pick(&[i32::MAX as i64, i32::MIN as i64, n as i64, 1 << 32 | 1, (1 << 32) + n as i64 - 1])
+                }
                 _ => rng.int(0..=n as i64),
             })
         };
@@ -219,7 +237,12 @@ struct Drafts {
 impl Drafts {
     fn random(rng: &mut Rng, batch: usize, n: usize) -> Drafts {
         let vocabulary = rng.pick(&[2, 3, 6]);
-        let mut token = |_: &[usize]| if rng.one_in(30) { -rng.int(1..=3) } else { rng.int(0..=vocabulary - 1) };
+        // Some tokens differ in their upper half alone.
+        let wide = rng.one_in(4);
+        let mut token = |_: &[usize]| match rng.one_in(30) {
+            true => -rng.int(1..=3),
+            false => rng.int(0..=vocabulary - 1) + if wide && rng.one_in(4) { 1 << 32 } else { 0 },
+        };
         let (tokens, target) = (Array::from_fn(&[batch, n], &mut token), Array::from_fn(&[batch, n], &mut token));
         let (parents, counts) = (parents_of(rng, batch, n, true), maybe_counts(rng, batch, n));
         Drafts { tokens, parents, target, counts }
@@ -253,7 +276,7 @@ impl Drafts {
 
 fn check_verify(backend: &Backend, rng: &mut Rng, drafts: &Drafts, places: usize) {
     let batch = drafts.tokens.shape[0];
-    let dtype = rng.pick(&[I32, I64]);
+    let dtype = if is_wide([&drafts.tokens, &drafts.target]) { I64 } else { rng.pick(&[I32, I64]) };
     let ints = |rng: &mut Rng, dtype, values: &Array<i64>| {
         Tensor::ints(backend, dtype, values, &Layout::random(rng, values.shape.len()))
     };
@@ -297,9 +320,9 @@ fn check_verify(backend: &Backend, rng: &mut Rng, drafts: &Drafts, places: usize
             assert_eq!(status.read_raw()[[i]], (bits as u32).to_le_bytes(), "status of {i}");
         }
     }
-    accepted.assert_written("accepted", |_| true);
-    path.assert_written("path", |_| true);
-    [&tokens, &target, &parents].iter().for_each(|t| t.assert_untouched("an input"));
+    let outputs = [&accepted, &path, &next_token].into_iter().chain(&committed).chain(&status);
+    outputs.for_each(|t| t.assert_written("an output", |_| true));
+    [&tokens, &target, &parents].into_iter().chain(&counts).for_each(|t| t.assert_untouched("an input"));
 }
 
 fn verify_tree_walks_to_the_token_that_the_target_says(backend: &Backend) {
@@ -388,6 +411,8 @@ fn verify_tree_reads_what_the_call_before_it_wrote(backend: &Backend) {
         for (n, has_logits) in [(12, false), (100, false), (12, true)] {
             let (batch, plain) = (40, Layout::default());
             let drafts = Drafts { counts: None, ..Drafts::random(rng, batch, n) };
+            let narrow = |values: &Array<i64>| values.map(|&x| x as i32 as i64);
+            let drafts = Drafts { tokens: narrow(&drafts.tokens), target: narrow(&drafts.target), ..drafts };
             let place = |values: &Array<i64>| Tensor::ints(backend, I32, values, &plain);
             let (tokens, parents, target) = (place(&drafts.tokens), place(&drafts.parents), place(&drafts.target));
             // A row without a logit has no token.

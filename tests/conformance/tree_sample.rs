@@ -12,7 +12,7 @@ use crate::sampling::{
 use crate::support::trees::*;
 use crate::support::*;
 use ends::Ends;
-use scene::*;
+pub use scene::*;
 use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![

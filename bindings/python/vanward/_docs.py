@@ -216,21 +216,22 @@ stop token within the budget gives VWD_FINISH_STOP, a cut at the budget VWD_FINI
 it is −1.
 
 rule                      A VWD_ACCEPT_* value.
-draft         [B, γ]      int32 or int64, optional (absent: γ = 0); γ ≤ 64. A token outside 0 … V−1 ends its draft.
+draft         [B, γ]      int32 or int64, optional (absent: γ = 0); γ ≤ 64. Tokens of the target's vocabulary, also where draft_map
+                          is given; one outside 0 … V−1 ends its draft.
 draft_lens    [B]         int32, optional (absent: every draft is γ long). Values outside 0 … γ are clamped.
 target        [B, γ+1, V] float32, float16 or bfloat16; 1 ≤ V ≤ 2^20. Or [N, V]: rows of all requests one after the other;
                           rows past a request's draft_lens are not read, so requests may have as many as they draft.
-target_begin  [B]         int32 or int64, for target [N, V]: row 0 of each request. Without it, row i is that of request i,
-                          and γ = 0.
+target_begin  [B]         int32 or int64, for target [N, V]: row 0 of each request. A row outside 0 … N−1 ends the request.
+                          Without it, row i is that of request i, and γ = 0.
 draft_rows    [B, γ, Vd]  float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. What each draft token was
-                          drawn from: q is made of it as p is, by the request's temperature and filters; with
-                          VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1.
+                          drawn from: q is made of it as p is, by the request's temperature and filters, but keeps stop tokens; with
+                          VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1. Only VWD_ACCEPT_REJECTION reads it.
 draft_map     [Vd]        int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
-                          Columns with numbers outside 0 … V−1 stand for no token, and keep their part of q.
+                          Columns with numbers outside 0 … V−1 stand for no token, and keep their part of q. Not read without draft_rows.
 temperature   [B]         float32, optional (absent: 1). Probabilities have had theirs: it tells only which are greedy.
 top_k         [B]         int32, optional. 0 or below, and V or above: off.
-top_p         [B]         float32, optional. 1 or above: off; 0 or below keeps the likeliest.
-min_p         [B]         float32, optional. 0 or below: off.
+top_p         [B]         float32, optional. 1 or above, or NaN: off; 0 or below keeps the likeliest.
+min_p         [B]         float32, optional. 0 or below, or NaN: off; 1 or above keeps the likeliest.
 seeds         [B]         uint64 or int64. Not read by VWD_ACCEPT_GREEDY, for which it may be absent; positions likewise.
 positions     [B]         int32 or int64: the position of the token that row 0 decides.
 stop          [S] or [B, S] int32 or int64, optional: stop tokens of all requests or of each. Negative ones match nothing.
@@ -244,8 +245,10 @@ committed     [B, γ+1]    dtype of next_token, out, optional; −1 past the end
 committed_len [B]         int32, out, optional.
 finish        [B]         uint8, out, optional: a VWD_FINISH_* value.
 status        [B]         uint32 or int32, out, optional: bits VWD_SAMPLE_NAN, VWD_SAMPLE_NO_TOKEN, VWD_SAMPLE_NO_RESIDUAL,
-                          VWD_SAMPLE_NO_ROW, of the rows that committed, and of the one that could not.
-logprobs      [B, γ+1]    float32, out, optional: ln p of each committed token at temperature 1, without filters; 0 past the end.
+                          VWD_SAMPLE_NO_ROW, of the rows that committed, and of the one that could not; 0 with
+                          nothing remaining.
+logprobs      [B, γ+1]    float32, out, optional: ln p of each committed token at temperature 1 and without filters, where p
+                          leaves out forbidden stop tokens; 0 past the end.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one
@@ -316,7 +319,7 @@ Without draft_rows a child's q is 1 at its token, which is exact for children th
 over children whose token is outside 0 … V−1. For a tree that is a chain every walk commits, bit for bit, what `vwd_verify_sample` commits.
 
 By every walk, a row of logits of a node whose depth is below min_remaining gives no stop token: it is taken without them, as
-`vwd_verify_sample` takes its rows. Rows of draft_rows are taken as they are.
+`vwd_verify_sample` takes its rows. Rows of draft_rows keep them: children were drawn without regard to min_remaining.
 
 tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
 parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
@@ -345,11 +348,12 @@ draft_rows   [B, N, Vd] float32, float16 or bfloat16, optional; Vd ≤ 2^20, and
                         children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
                         nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
 draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+                        Not read without draft_rows; tokens are those of the target in any case.
 temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
                         VWD_WALK_GREEDY.
 top_k        [B]        int32, optional. 0 or below, and V or above: off.
-top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
-min_p        [B]        float32, optional. 0 or below: off.
+top_p        [B]        float32, optional. 1 or above, or NaN: off; 0 or below keeps the likeliest.
+min_p        [B]        float32, optional. 0 or below, or NaN: off; 1 or above keeps the likeliest.
 seeds        [B]        uint64 or int64.
 positions    [B]        int32 or int64: the position of the token that follows the root.
 

@@ -101,8 +101,12 @@ impl Compactor {
     fn reject_overlap(&self, inputs: &[Option<&Tensor>; 4]) -> Result<()> {
         for (n, &(start, end)) in self.bytes.iter().enumerate() {
             let meets = |t: &Tensor| t.bytes().0 < end && start < t.bytes().1;
-            if inputs.iter().flatten().any(|t| meets(t)) {
-                overlap::reject(&[Some(&self.cache(n))], inputs)?;
+            for t in inputs.iter().flatten().filter(|t| meets(t)) {
+                let cache = self.cache(n);
+                if overlap::reject(&[Some(&cache)], &[Some(t)]).is_err() {
+                    let found = format!("overlaps {}", cache.name());
+                    return Err(Error::argument(&t.name().to_string(), found, "memory of its own"));
+                }
             }
         }
         Ok(())

@@ -6,7 +6,7 @@ use crate::abi::{
 };
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor, given};
 use crate::ops::contents::{Number, Rule};
 use crate::ops::verify::integer;
 
@@ -21,6 +21,8 @@ pub struct GivenSampling<'a> {
     pub min_p: &'a vwd_tensor,
     pub seeds: &'a vwd_tensor,
     pub positions: &'a vwd_tensor,
+    /// Where every request is greedy, and seeds and positions may be absent.
+    pub greedy: &'static str,
 }
 
 /// Sizes of a call.
@@ -82,10 +84,9 @@ impl<'a> Sampling<'a> {
             tokens: sizes.tokens,
         };
         if !is_greedy && sizes.batch > 0 {
-            let expected = "a tensor: random numbers are drawn unless every request is greedy";
             for (name, t) in [("seeds", sampling.seeds), ("positions", sampling.positions)] {
                 if t.is_none() {
-                    return Err(Error::argument(name, "data is NULL", expected));
+                    return Err(Error::argument(name, "data is NULL", format!("a tensor, unless {}", c.greedy)));
                 }
             }
         }
@@ -152,11 +153,13 @@ fn draft<'a>(
     let Some(rows) = checks.optional_input("draft_rows", c.draft_rows, DType::FLOATS, &shape)? else {
         return Ok((None, None));
     };
-    let map = checks.optional_input("draft_map", c.draft_map, &[DType::I32], &[("Vd", rows.dim(2))])?;
-    let most = if map.is_some() { MOST_TOKENS } else { sizes.tokens };
+    let has_map = given(c.draft_map).is_some();
+    let most = if has_map { MOST_TOKENS } else { sizes.tokens };
     if rows.dim(2) == 0 || rows.dim(2) > most {
         let found = format!("{} tokens a row", rows.dim(2));
-        return Err(Error::argument("draft_rows", found, format!("1 to {most}")));
+        let why = if has_map { "" } else { ", as target has and draft_map is absent" };
+        return Err(Error::argument("draft_rows", found, format!("1 to {most}{why}")));
     }
-    Ok((Some(rows), map))
+    let columns = [("Vd of draft_rows", rows.dim(2))];
+    Ok((Some(rows), checks.optional_input("draft_map", c.draft_map, &[DType::I32], &columns)?))
 }

@@ -84,6 +84,9 @@ impl<'a> Request<'a> {
         let (column, row) = ([("B", batch)], [("B", batch), ("γ+1", gamma + 1)]);
         let token =
             draft.map_or(DType::TOKENS, |draft| if draft.dtype == DType::I64 { &[DType::I64] } else { &[DType::I32] });
+        if let Some(draft) = &draft {
+            checks.same_dtype("next_token", &c.next_token, draft)?;
+        }
         let next_token = checks.output("next_token", &c.next_token, token, &column)?;
         let given = GivenSampling {
             flags: c.flags,
@@ -95,9 +98,11 @@ impl<'a> Request<'a> {
             min_p: &c.min_p,
             seeds: &c.seeds,
             positions: &c.positions,
+            greedy: "rule is VWD_ACCEPT_GREEDY",
         };
         let sizes = Sizes { batch, draft_rows: ("γ", gamma), tokens: target.dim(target.rank() - 1) };
         let sampling = Sampling::check(&checks, &sizes, rule == Acceptance::Greedy, &given)?;
+        checks.same_dtype("committed", &c.committed, &next_token)?;
         let mut request = Request {
             rule,
             sampling,
@@ -181,6 +186,10 @@ fn rows<'a>(checks: &Checks, c: &'a vwd_verify_sample_args) -> Result<Rows<'a>> 
     if gamma > MOST_DRAFT {
         return Err(Error::argument("draft", format!("{gamma} tokens a row"), format!("at most {MOST_DRAFT}")));
     }
+    if matches!(c.target.ndim, 0 | 1 | 4 | 5) && given(&c.target).is_some() {
+        let shape = checks.required("target", &c.target)?.shape();
+        return Err(Error::argument("target", format!("shape {shape:?}"), "[B, γ+1, V], or [N, V] with target_begin"));
+    }
     let is_flat = c.target.ndim == 2;
     let target_begin = match is_flat {
         true => {
@@ -196,11 +205,12 @@ fn rows<'a>(checks: &Checks, c: &'a vwd_verify_sample_args) -> Result<Rows<'a>> 
     let given_batch = draft.map(|draft| draft.dim(0)).or(target_begin.map(|begin| begin.dim(0))).unwrap_or(ANY);
     let target = match (is_flat, target_begin) {
         (false, _) => {
-            checks.input("target", &c.target, DType::FLOATS, &[("B", given_batch), ("γ+1", gamma + 1), ("V", ANY)])?
+            let rows = if draft.is_some() { "γ+1" } else { "γ+1 without draft" };
+            checks.input("target", &c.target, DType::FLOATS, &[("B", given_batch), (rows, gamma + 1), ("V", ANY)])?
         }
         (true, Some(_)) => checks.input("target", &c.target, DType::FLOATS, &[("N", ANY), ("V", ANY)])?,
         (true, None) if gamma > 0 => {
-            let expected = "[B, γ+1, V], or target_begin";
+            let expected = format!("[B={given_batch}, γ+1={}, V], or target_begin beside [N, V]", gamma + 1);
             return Err(Error::argument("target", format!("shape {:?}", &c.target.shape[..2]), expected));
         }
         (true, None) => checks.input("target", &c.target, DType::FLOATS, &[("B", given_batch), ("V", ANY)])?,

@@ -64,6 +64,10 @@ pub fn nodes<'a>(checks: &Checks, name: &'static str, t: &'a vwd_tensor, dtypes:
 impl<'a> Links<'a> {
     fn from_c(checks: &Checks, c: &'a vwd_tree_prepare_args) -> Result<Links<'a>> {
         if given(&c.first_child).is_none() && given(&c.next_sibling).is_none() {
+            if given(&c.parents).is_none() && c.parents.ndim == 0 {
+                let found = "absent, and so are first_child and next_sibling";
+                return Err(Error::argument("parents", found, "parents, or both of the others"));
+            }
             return Ok(Links::Parents(nodes(checks, "parents", &c.parents, &[DType::I32])?));
         }
         if given(&c.parents).is_some() {
@@ -72,6 +76,7 @@ impl<'a> Links<'a> {
         }
         let first = nodes(checks, "first_child", &c.first_child, DType::TOKENS)?;
         let shape = [("B", first.dim(0)), ("N", first.dim(1))];
+        checks.same_dtype("next_sibling", &c.next_sibling, &first)?;
         Ok(Links::Children { first, next: checks.input("next_sibling", &c.next_sibling, &[first.dtype], &shape)? })
     }
 
@@ -108,6 +113,9 @@ impl<'a> Request<'a> {
             return Err(Error::argument(name, format!("absent beside {other}"), "both or neither"));
         }
         let position = bases.map_or(DType::I32, |bases| bases.dtype);
+        if let Some(bases) = &bases {
+            checks.same_dtype("positions", &c.positions, bases)?;
+        }
         let positions = checks.optional_output("positions", &c.positions, &[position], &row)?;
         let ranks = checks.optional_output("ranks", &c.ranks, number, &row)?;
         let words = [("B", batch), ("N", n), ("⌈N/32⌉", n.div_ceil(32))];

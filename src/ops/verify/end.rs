@@ -6,7 +6,7 @@
 use crate::abi::{VWD_FINISH_LENGTH, VWD_FINISH_NONE, VWD_FINISH_STOP, vwd_tensor};
 use crate::abi::{vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args, vwd_verify_tree_args};
 use crate::core::dtype::DType;
-use crate::core::status::Result;
+use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Tensor, given};
 
 /// Checked arguments.
@@ -68,6 +68,10 @@ impl<'a> End<'a> {
         let (count, flag) = (&[DType::I32], &[DType::U8, DType::BOOL]);
         let stop = match c.stop.ndim {
             2 => checks.optional_input("stop", c.stop, DType::TOKENS, &[("B", batch), ("S", ANY)])?,
+            0 | 3..=5 if given(c.stop).is_some() => {
+                let shape = checks.required("stop", c.stop)?.shape();
+                return Err(Error::argument("stop", format!("shape {shape:?}"), format!("[S] or [B={batch}, S]")));
+            }
             _ => checks.optional_input("stop", c.stop, DType::TOKENS, &[("S", ANY)])?,
         };
         Ok(End {

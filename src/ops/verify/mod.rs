@@ -120,6 +120,8 @@ impl<'a> Request<'a> {
         let flags = &[DType::I32, DType::U8, DType::BOOL];
         let draft_lens = checks.optional_input("draft_lens", c.draft_lens, count, &column)?;
         let accepted = checks.output("accepted", c.accepted, count, &column)?;
+        checks.same_dtype("next_token", c.next_token, &draft)?;
+        checks.same_dtype("committed", c.committed, &draft)?;
         let next_token = checks.output("next_token", c.next_token, token, &column)?;
         let mismatch = checks.optional_output("mismatch", c.mismatch, flags, &column)?;
         let committed = checks.optional_output("committed", c.committed, token, &row)?;
@@ -196,6 +198,7 @@ impl<'a> Drafts<'a> {
         if gamma > MOST_TOKENS {
             return Err(Error::argument("draft", format!("{gamma} tokens a row"), "at most 2^31 − 1"));
         }
+        checks.same_dtype("target", c.target, &draft)?;
         let target = checks.input("target", c.target, &[draft.dtype], &[("B", batch), ("γ+1", gamma + 1)])?;
         Ok(Drafts { draft, target, flat: None, batch, gamma })
     }
@@ -209,6 +212,8 @@ impl<'a> Drafts<'a> {
         if tokens > MOST_TOKENS {
             return Err(Error::argument("draft", format!("{tokens} tokens"), "at most 2^31 − 1"));
         }
+        checks.same_dtype("target", c.target, &draft)?;
+        checks.same_dtype("bonus", bonus, &draft)?;
         let target = checks.input("target", c.target, token, &[("N", tokens)])?;
         let bonus = checks.input("bonus", bonus, token, &[("B", batch)])?;
         if given(c.draft_lens).is_some() {

@@ -31,7 +31,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Tensor, given};
-use crate::runtime::{On, Session, require_no_flags};
+use crate::runtime::{On, Session};
 
 /// Where the target's token after each node comes from.
 #[derive(Clone, Copy)]
@@ -86,10 +86,14 @@ impl<'a> Target<'a> {
             VWD_WALK_DISTINCT => Some(Choice::Distinct),
             other => return Err(Error::argument("walk", other, "a VWD_WALK_* value (0 to 3)")),
         };
-        if choice.is_none() {
-            require_no_flags("flags", c.flags)?;
+        if choice.is_none() && c.flags != 0 {
+            return Err(Error::argument("flags", c.flags, "0 for VWD_WALK_GREEDY"));
         }
         if given(&c.logits).is_none() && choice.is_none() {
+            if given(&c.target).is_none() && batch.1 > 0 {
+                return Err(Error::argument("target", "absent, and so is logits", "one of the two"));
+            }
+            checks.same_dtype("target", &c.target, tokens)?;
             return Ok(Target::Tokens(checks.input("target", &c.target, &[tokens.dtype], &[batch, nodes])?));
         }
         if given(&c.target).is_some() {
@@ -99,7 +103,8 @@ impl<'a> Target<'a> {
         let logits = checks.input("logits", &c.logits, DType::FLOATS, &[batch, nodes, ("V", ANY)])?;
         let (found, most) = (logits.dim(2), if choice.is_some() { draw::MOST_TOKENS } else { MOST_TOKENS });
         if !(1..=most).contains(&found) {
-            return Err(Error::argument("logits", format!("a vocabulary of {found} tokens"), format!("1 to {most}")));
+            let expected = format!("1 to {most}{}", if choice.is_some() { " for a walk that samples" } else { "" });
+            return Err(Error::argument("logits", format!("a vocabulary of {found} tokens"), expected));
         }
         let Some(choice) = choice else { return Ok(Target::Logits(logits)) };
         let sampling = GivenSampling {
@@ -112,6 +117,7 @@ impl<'a> Target<'a> {
             min_p: &c.min_p,
             seeds: &c.seeds,
             positions: &c.positions,
+            greedy: "walk is VWD_WALK_GREEDY",
         };
         let sizes = Sizes { batch: batch.1, draft_rows: nodes, tokens: found };
         Ok(Target::Sampled(logits, choice, Sampling::check(checks, &sizes, false, &sampling)?))
@@ -148,6 +154,8 @@ impl<'a> Request<'a> {
         if !(1..=i32::MAX as usize).contains(&path.dim(1)) {
             return Err(Error::argument("path", format!("{} places a row", path.dim(1)), "1 to 2^31 − 1"));
         }
+        checks.same_dtype("next_token", &c.next_token, &tokens)?;
+        checks.same_dtype("committed", &c.committed, &tokens)?;
         let next_token = checks.output("next_token", &c.next_token, token, &[batch])?;
         let committed = checks.optional_output("committed", &c.committed, token, &[batch, ("M", path.dim(1))])?;
         let status = checks.optional_output("status", &c.status, &[DType::U32], &[batch])?;
