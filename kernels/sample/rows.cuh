@@ -1,4 +1,4 @@
-// The CTA of a row that was recorded: it decides the row, and the last of a request ends it.
+// The CTA of a row that was recorded: it decides the row, and the last of a request ends it (sample.cu, top_p.cu).
 #pragma once
 
 #include "sample/end.cuh"

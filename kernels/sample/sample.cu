@@ -8,7 +8,7 @@
 // Work split: sample_segments has a CTA for some segments of 4096 tokens of a row. It writes each segment's largest number and the sums of its
 // weights relative to that; where filters are given, the largest numbers of its groups of 256 tokens in place of sums. sample_rows has a CTA
 // for each row: it finds the sum of the row, and the token that a greedy or coupled row gives. sample_rows_filtered does so where filters are
-// given, and finds their bounds first. The last CTA of a request walks its rows, draws, cuts, and writes
+// given, and finds their bounds first; top_p.cu has a kernel for top-p alone. The last CTA of a request walks its rows, draws, cuts, and writes
 // the results. But if rejection sampling has refused a draft token, it leaves that to sample_residual (residual.cu).
 //
 //   sample_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
