@@ -89,6 +89,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/draw/device.rs", "THREADS", "common/draw.cuh", "DRAW_THREADS"),
     ("ops/draw/device.rs", "SEGMENT_THREADS", "common/sampling.cuh", "SEGMENT_THREADS"),
     ("ops/draw/device.rs", "SEARCH_BYTES", "sample/cluster_filtered.cu", "SEARCH_BYTES"),
+    ("ops/sample/cuda.rs", "TOP_P_BYTES", "sample/top_p.cu", "TOP_P_BYTES"),
     ("runtime/cuda/mod.rs", "LARGEST_CLUSTER", "common/cluster_topk.cuh", "LARGEST_CLUSTER"),
 ];
 

@@ -13,10 +13,10 @@
 // from candidates is computed by some lanes for each of them, or a thread for each of their strips. All passes are made at one place of the code.
 #pragma once
 
-#include "common/draw.cuh"
+#include "common/digits.cuh"
 
 constexpr uint32 GROUP = WARP * STRIP, GROUPS = SEGMENT / GROUP, MOST_GROUPS = MOST_SEGMENTS * GROUPS;
-constexpr uint32 MOST_CANDIDATES = 1024, MOST_STRIPS = DRAW_THREADS, DIGITS = 2048;
+constexpr uint32 MOST_CANDIDATES = 1024, MOST_STRIPS = DRAW_THREADS;
 constexpr uint32 AHEAD = 3;  // groups that a warp loads before it visits one
 constexpr uint32 FOURS = 6;  // loads of 16 bytes that a lane has in flight when it looks for candidates
 
@@ -31,7 +31,7 @@ struct FilterShared {
     alignas(16) uint32 group[MOST_GROUPS];  // keys of the groups' largest numbers
     union {
         Candidates candidate;
-        uint32 count[2][DIGITS];  // low and high words
+        DigitSums sums;
     };
     uint32 candidate_count, strip_count, open_count;
     uint64 stays;  // the mass that top-p wants
@@ -62,14 +62,12 @@ template <typename Source> struct Filter {
     bool is_complete;  // every token that stays is a candidate
     uint64 wanted;     // tokens or mass that stay, of those that have the digits which are known
     uint64 mass;       // what the pass has summed
-    uint32 key, known;   // digits of the bound's key, and which of its bits are known
-    uint32 place, bits;  // the next digit: its lowest bit, and how many it has; 0 before the first one
+    Digits digits;     // of the bound's key
 
     __device__ Filter(DrawShared &draw, FilterShared &shared, Source &source)
         : draw(draw), shared(shared), source(source), kept(source.kept), none(source.scale.none()), groups((source.row.tokens + GROUP - 1) / GROUP),
           group_words((groups + DRAW_THREADS - 1) / DRAW_THREADS * DRAW_THREADS),
-          least(key_of(none) + 1), from(least), counted(least), wants_mass(false), is_complete(false), wanted(0), mass(0), key(0), known(0),
-          place(0), bits(0) {}
+          least(key_of(none) + 1), from(least), counted(least), wants_mass(false), is_complete(false), wanted(0), mass(0), digits{} {}
 
     // --- one pass over the row -------------------------------------------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ template <typename Source> struct Filter {
 #pragma unroll
             for (uint32 e = 0; e < STRIP; ++e) {
                 const uint32 number = key_of(x[e]);
-                if (number < from || (number & known) != key) continue;
+                if (number < from || !digits.has(number)) continue;
                 const uint32 at = atomicAdd(&shared.candidate_count, 1);
                 if (at < MOST_CANDIDATES) shared.candidate.key[at] = number;
             }
@@ -231,11 +229,8 @@ template <typename Source> struct Filter {
 #pragma unroll
         for (uint32 e = 0; e < STRIP; ++e) {
             const uint32 number = key_of(x[e]);
-            if (number < counted || (number & known) != key) continue;
-            const uint64 has = wants_mass ? mass_of_weight(w[e]) : 1;
-            const uint32 digit = number >> place & ((1u << bits) - 1), low = uint32(has);
-            const uint32 high = uint32(has >> 32) + (atomicAdd(&shared.count[0][digit], low) + low < low);
-            if (high) atomicAdd(&shared.count[1][digit], high);
+            if (number < counted || !digits.has(number)) continue;
+            digits.count(shared.sums, number, wants_mass ? mass_of_weight(w[e]) : 1);
         }
     }
 
@@ -354,47 +349,23 @@ template <typename Source> struct Filter {
     // Whether the tokens of the known digits and above are likely to be few enough for candidates, if they lie anywhere.
     __device__ bool seems_few() const {
         uint32 open = 0;
-        for (uint32 n = threadIdx.x; n < groups; n += DRAW_THREADS) open += shared.group[n] >= key;
+        for (uint32 n = threadIdx.x; n < groups; n += DRAW_THREADS) open += shared.group[n] >= digits.key;
         return float(uint32(cta_sum(draw, open))) <= groups * (1.0f - __expf(-float(MOST_CANDIDATES) / groups));
     }
-    // Sets the next digit, of up to 11 bits, and that nothing is counted of it. The first one begins where numbers from `counted` on differ, so that few of
-    // them share a value of it: threads that add to the same word wait for each other.
     __device__ void begin_digit() {
-        if (!bits) {
-            const uint32 high = key_of(kept.largest);
-            place = WARP - __clz(counted ^ high);
-            known = place < WARP ? 0xffffffffu << place : 0, key = high & known;
-        }
-        bits = min(place, 11u), place -= bits;
-        for (uint32 n = threadIdx.x; n < DIGITS; n += DRAW_THREADS) shared.count[0][n] = shared.count[1][n] = 0;
+        if (!digits.bits) digits.begin(counted, key_of(kept.largest));
+        digits.next(shared.sums);
     }
-    // Takes the next digit of the bound's key; true where the bound is found. `bits` is 0 where the guess was too high.
+    // Takes the next digit of the bound's key; true where the bound is found. There is no digit where the guess was too high.
     __device__ bool take_digit() {
-        // A thread has eight digits; thread 0 has the largest.
-        const auto count = [&](uint32 digit) { return uint64(shared.count[1][digit]) << 32 | shared.count[0][digit]; };
-        uint64 mine = 0, total;
-        const uint32 top = DIGITS - 1 - threadIdx.x * 8;
-#pragma unroll
-        for (uint32 n = 0; n < 8; ++n) mine += count(top - n);
-        uint64 before = cta_sum_before(draw, mine, total);
-        if (total < wanted) {
+        if (!digits.take(draw, shared.sums, wanted)) {
             // Fewer than top-k: all stay. Otherwise the guess was too high.
             if (counted == bound_key()) return true;
-            counted = bound_key(), bits = 0;
+            counted = bound_key(), digits.bits = 0;
             return false;
         }
-        if (before < wanted && wanted <= before + mine) {
-            uint32 digit = top;
-            while (count(digit) < wanted - before) before += count(digit--);
-            draw.token = digit;
-            draw.target = wanted - before;
-        }
-        __syncthreads();
-        key |= draw.token << place;
-        known |= ((1u << bits) - 1) << place;
-        wanted = draw.target;
-        if (place > last_bit()) return false;
-        kept.bound = bound_of(key);
+        if (digits.place > last_bit()) return false;
+        kept.bound = bound_of(digits.key);
         return true;
     }
     // The largest numbers of the segments of what stays.
@@ -520,11 +491,11 @@ template <typename Source> struct Filter {
                 break;
             case DIGIT_COUNTED: {
                 const bool is_found = take_digit();
-                reads = !is_found && wants_mass && bits;
-                if (is_found) bits = 0;
+                reads = !is_found && wants_mass && digits.bits;
+                if (is_found) digits.bits = 0;
                 step = is_found ? wants_mass ? SEGMENTS : TOP_P : DIGIT;
                 if (!reads) break;
-                from = counted = key;
+                from = counted = digits.key;
                 forget_candidates();
                 pass = seems_few() ? COLLECT : COLLECT_DIGIT, step = pass == COLLECT ? TOP_P_COLLECTED : DIGIT_COLLECTED;
                 break;

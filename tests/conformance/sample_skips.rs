@@ -15,11 +15,18 @@ const GAMMA: usize = 5;
 /// So many rows that a device of 132 multiprocessors skips some. Calls are repeated with other drafts: what one leaves in scratch, the next one finds.
 fn sample_with_filters_commits_the_same_whatever_is_past_the_ends(backend: &Backend) {
     let cpu = Backend::cpu(2);
-    for (variant, least) in [("sample=loaded", 80), ("sample=streamed", 90)] {
+    for (variant, least, top_p_alone) in
+        [("sample=loaded", 80, false), ("sample=streamed", 90, false), ("sample=streamed", 90, true)]
+    {
         let Some(forced) = backend.forcing(variant, least..=u32::MAX) else { continue };
         rounds(1, |rng| {
             let batch = rng.size(89..=92);
             let mut scene = many(rng, batch);
+            if top_p_alone {
+                // For which there is a kernel where no log-probabilities are wanted.
+                scene.wants_logprobs = false;
+                scene.settings.iter_mut().for_each(|s| *s = Settings { top_k: 0, min_p: 0.0, ..*s });
+            }
             let tokens = own_tokens(&scene);
             // Some stop within what they would commit.
             let stops = |i: usize, rng: &mut Rng| if rng.one_in(6) { tokens[[i, rng.size(0..=GAMMA - 1)]] } else { -1 };
@@ -88,7 +95,8 @@ fn own_tokens(scene: &Scene) -> Array<i64> {
             false => distribution(&row, false, settings).ok().flatten().unwrap_or(vec![1.0]),
         }
     };
-    let likely: Vec<Vec<Vec<f64>>> = (0..GAMMA).map(|r| settings().iter().map(|s| of(r, s)).collect()).collect();
+    let kinds = &scene.settings[..4];
+    let likely: Vec<Vec<Vec<f64>>> = (0..GAMMA).map(|r| kinds.iter().map(|s| of(r, s)).collect()).collect();
     Array::from_fn(&[scene.batch(), GAMMA], |at| {
         let [i, r] = at[..] else { unreachable!("[B, γ]") };
         let u = uniform(scene.seeds[i], scene.positions[i] + r as i64, 1, 0);

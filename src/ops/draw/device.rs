@@ -84,6 +84,9 @@ const TOP_K_CTAS_32: [usize; 2] = [8, 8];
 /// The same where top-k is none of them: thousands of tokens may stay, among which a cluster finds a bound sooner than one CTA does.
 const FILTERED_CTAS_16: [usize; 2] = [8, 25];
 const FILTERED_CTAS_32: [usize; 2] = [8, 12];
+/// The same where top-p is the only filter, and a kernel for that alone decides rows that clusters do not take.
+const TOP_P_CTAS_16: [usize; 2] = [8, 14];
+const TOP_P_CTAS_32: [usize; 2] = [8, 8];
 /// Segments of a CTA that sums what a refusal leaves, at most.
 const MOST_REST_SEGMENTS: usize = 16;
 /// Bytes of what a CTA leaves in scratch for a segment, and for a row.
@@ -448,10 +451,19 @@ impl Cut {
         })
     }
 
-    /// How clusters of up to `largest` CTAs take rows of numbers of so many bytes; `None` where these are too long.
-    pub fn clusters(&self, largest: usize, number_bytes: usize, multiprocessors: u32) -> Option<RowClusters> {
+    /// How clusters of up to `largest` CTAs take rows of numbers of so many bytes; `None` where these are too long. `top_p_alone`: there is a kernel for the only
+    /// filter that rows may have.
+    pub fn clusters(
+        &self,
+        largest: usize,
+        number_bytes: usize,
+        multiprocessors: u32,
+        top_p_alone: bool,
+    ) -> Option<RowClusters> {
         let rows = self.rows();
         let most = match (number_bytes, self.options.filters) {
+            (2, Filters::ByProbability) if top_p_alone => TOP_P_CTAS_16,
+            (_, Filters::ByProbability) if top_p_alone => TOP_P_CTAS_32,
             (2, Filters::None) => CLUSTER_CTAS_16,
             (2, Filters::TopK) => TOP_K_CTAS_16,
             (2, Filters::ByProbability) => FILTERED_CTAS_16,
@@ -567,7 +579,7 @@ mod tests {
     #[test]
     fn clusters_take_rows_while_they_are_few() {
         let plain = Options { filters: Filters::None, leaves: Leaves::default() };
-        let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132);
+        let of = |batch, tokens, bytes| Cut::new(batch, 6, tokens, plain).clusters(16, bytes, 132, false);
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 5].map(|batch| of(batch, 128_256, 2)), [expected(16, 2, true); 2]);
         assert_eq!([6, 13].map(|batch| of(batch, 128_256, 2)), [expected(8, 4, true); 2]);
@@ -582,10 +594,11 @@ mod tests {
 
     #[test]
     fn clusters_take_rows_with_filters_while_they_are_few() {
-        let of = |filters, batch, bytes| {
+        let of_any = |filters, batch, bytes, top_p_alone| {
             let options = Options { filters, leaves: Leaves::default() };
-            Cut::new(batch, 6, 128_256, options).clusters(16, bytes, 132)
+            Cut::new(batch, 6, 128_256, options).clusters(16, bytes, 132, top_p_alone)
         };
+        let of = |filters, batch, bytes| of_any(filters, batch, bytes, false);
         let expected = |ctas, segments, are_few| Some(RowClusters { ctas, segments, are_few });
         assert_eq!([1, 2].map(|batch| of(Filters::TopK, batch, 2)), [expected(16, 2, true); 2]);
         assert_eq!([3, 6].map(|batch| of(Filters::TopK, batch, 2)), [expected(8, 4, true); 2]);
@@ -596,6 +609,11 @@ mod tests {
         for (bytes, most) in [(2, 17), (4, 8)] {
             assert_eq!([3, most].map(|batch| of(Filters::ByProbability, batch, bytes)), [expected(8, 4, true); 2]);
             assert_eq!(of(Filters::ByProbability, most + 1, bytes), expected(8, 4, false));
+        }
+        for (bytes, most) in [(2, 9), (4, 5)] {
+            let with_top_p = |batch| of_any(Filters::ByProbability, batch, bytes, true);
+            assert_eq!([3, most].map(with_top_p), [expected(8, 4, true); 2]);
+            assert_eq!(with_top_p(most + 1), expected(8, 4, false));
         }
     }
 

@@ -23,6 +23,8 @@ pub struct Kernels {
     /// Without filters and with them; the second of each takes what `segments_any` takes, draft rows and rejection.
     rows: [Kernel; 2],
     rows_filtered: [Kernel; 2],
+    /// Where top-p is the only filter (see `has_top_p_alone`), on devices of compute capability 9.0 and later.
+    rows_top_p: Option<Kernel>,
     /// Draws where a draft token was refused; the second takes what is said of `takes_any_residual`.
     residual: [Kernel; 2],
 }
@@ -38,6 +40,9 @@ struct Streamed {
 /// CTAs of each kernel of `residual` that a multiprocessor has registers for.
 const RESIDUAL_CTAS: [usize; 2] = [3, 2];
 
+/// Shared memory of a CTA that decides rows which have no filter but top-p.
+const TOP_P_BYTES: u32 = 104 << 10;
+
 /// Rows with filters of each multiprocessor, which decides two at once, from which on it pays to skip those past the end of a walk.
 const SKIPPED_ROWS: usize = 4;
 
@@ -47,6 +52,7 @@ const MOST_WARP_ROWS: usize = 32;
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
         source!("sample/sample", compute_80, compute_90),
+        source!("sample/top_p", compute_90),
         source!("sample/residual", compute_80, compute_90),
         source!("sample/streamed", compute_90),
         source!("sample/cluster", compute_90),
@@ -79,6 +85,14 @@ impl cuda::Kernels for Kernels {
             }
             false => None,
         };
+        let rows_top_p = match modules.has("sample/top_p") {
+            true => {
+                let kernel = modules.kernel("sample/top_p", "sample_rows_top_p")?;
+                kernel.allow_shared(TOP_P_BYTES)?;
+                Some(kernel.sharing(TOP_P_BYTES))
+            }
+            false => None,
+        };
         Ok(Kernels {
             cluster,
             streamed,
@@ -86,6 +100,7 @@ impl cuda::Kernels for Kernels {
             segments_any: kernel("sample_segments_any")?,
             rows: [kernel("sample_rows")?, kernel("sample_rows_any")?],
             rows_filtered: [kernel("sample_rows_filtered")?, kernel("sample_rows_filtered_any")?],
+            rows_top_p,
             residual: [residual("sample_residual")?, residual("sample_residual_any")?],
         })
     }
@@ -127,6 +142,15 @@ fn refuses(r: &Request) -> bool {
 /// Whether rows are logits whose tokens are greedy or coupled, and nothing else is wanted of them.
 fn is_plain(r: &Request) -> bool {
     !is_any(r) && r.sampling.draft_rows.is_none() && !refuses(r)
+}
+
+/// Whether rows may have no filter but top-p, and the kernel for that takes them: nothing but tokens is wanted, rows begin on 16 bytes, and no tokens are
+/// forbidden in them.
+fn has_top_p_alone(r: &Request) -> bool {
+    let s = &r.sampling;
+    let forbids = r.end.stop.is_some() && r.end.min_remaining.is_some();
+    let is_alone = s.top_p.is_some() && s.top_k.is_none() && s.min_p.is_none();
+    is_alone && is_plain(r) && !forbids && has_aligned_rows(&r.target, 16)
 }
 
 /// Whether segments are summed as weights, or for log-probabilities.
@@ -177,6 +201,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let multiprocessors = enqueue.facts().multiprocessors;
     let residual = Last { kernel: &kernels.residual[takes_any as usize], ctas: rest_ctas, is_cluster: false };
     let (is_any, is_plain) = (is_any(r), is_plain(r));
+    let rows_top_p = kernels.rows_top_p.as_ref().filter(|_| has_top_p_alone(r));
     let stream = kernels.streamed.as_ref().zip(device::streamed_at_once(&r.target, &r.sampling));
     let cluster = kernels.cluster.as_ref().filter(|_| is_plain && has_aligned_rows(&r.target, 16));
     let number_bytes = r.target.dtype.bytes();
@@ -184,7 +209,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let shape = Shape {
         segments: cut.segments(),
         streamed_at_once: stream.map(|(_, at_once)| at_once),
-        clusters: cluster.and_then(|c| cut.clusters(c.largest, number_bytes, multiprocessors)),
+        clusters: cluster.and_then(|c| cut.clusters(c.largest, number_bytes, multiprocessors, rows_top_p.is_some())),
         half_clusters: cluster.and_then(|c| cut.half_clusters(c.half_clusters(number_bytes))),
         multiprocessors,
     };
@@ -209,7 +234,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         _ => Segments::Loaded(if is_any { &kernels.segments_any } else { &kernels.segments }),
     };
     let decides = is_whole && matches!(segments, Segments::Streamed(..));
-    let rows = &if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows }[!is_plain as usize];
+    let rows = if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows };
+    let rows = rows_top_p.filter(|_| cut.has_filters()).unwrap_or(&rows[!is_plain as usize]);
     let launched = Launched { segments, rows: (!decides).then_some(rows), last: refuses(r).then_some(residual) };
     params.skips_rows = skips_rows(r, &cut, multiprocessors) as u32;
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
