@@ -7,8 +7,8 @@
 
 constexpr uint32 MOST_NODES = 1024;
 constexpr uint32 WARP_NODES = 64;  // that a warp holds
-// Segments of a row that path.cu takes at most, and those that a CTA of its clusters has.
-constexpr uint32 MOST_PATH_SEGMENTS = 64, MOST_CTA_PATH_SEGMENTS = 4;
+// Of path.cu: segments of a row at most, those that a CTA of its clusters has, such CTAs, and their threads.
+constexpr uint32 MOST_PATH_SEGMENTS = 64, MOST_CTA_PATH_SEGMENTS = 4, MOST_PATH_CTAS = 16, PATH_THREADS = 512;
 // Bits of a tree's status: VWD_TREE_*.
 constexpr uint32 BROKEN_LINK = 1u << 16, CLAMPED = 1u << 17, NODE_WITHOUT_TOKEN = 1u << 18;
 constexpr int32 NONE = 0x7fffffff;

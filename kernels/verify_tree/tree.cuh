@@ -50,11 +50,11 @@ struct Nodes {
     int32 token[MOST_NODES];    // -1: none of the vocabulary
     uint16 parent[MOST_NODES];  // NO_PARENT: none that is sound
 
-    // Whether a link is broken.
-    __device__ bool load(const Tree &tree) {
+    // Whether a link is broken. A CTA of so many threads asks.
+    template <uint32 THREADS = DRAW_THREADS> __device__ bool load(const Tree &tree) {
         const int64 tokens = tree.p.sampling.tokens;
         bool is_broken = false;
-        for (int32 c = int32(threadIdx.x); c < tree.count; c += DRAW_THREADS) {
+        for (int32 c = int32(threadIdx.x); c < tree.count; c += THREADS) {
             const int32 above = c ? tree.parent(c) : -1;
             const int64 mine = tree.token(c);
             const bool is_sound = above >= 0 && above < c;

@@ -41,9 +41,9 @@ struct PathKernel {
 /// Clusters of [`CLUSTERS`] whose CTAs have n + 1 segments that walk at once.
 type PathsAtOnce = [[u32; MOST_CTA_PATH_SEGMENTS]; CLUSTERS.len()];
 
-/// Shared memory for the weights of so many segments of two rows.
+/// Shared memory for the weights of so many segments of two rows: those of two fit in registers, and more are taken by pairs.
 fn path_bytes(segments: usize) -> u32 {
-    (segments * 2 * SEGMENT * size_of::<f32>()) as u32
+    if segments > 2 { (segments.next_multiple_of(2) * 2 * SEGMENT * size_of::<f32>()) as u32 } else { 0 }
 }
 
 impl PathKernel {
@@ -52,19 +52,19 @@ impl PathKernel {
         kernel.allow_shared(path_bytes(MOST_CTA_PATH_SEGMENTS))?;
         kernel.allow_large_clusters()?;
         let at_once =
-            |ctas: usize, segments| kernel.sharing(path_bytes(segments)).active_clusters(ctas as u32, THREADS);
+            |ctas: usize, segments| kernel.sharing(path_bytes(segments)).active_clusters(ctas as u32, PATH_THREADS);
         Ok(PathKernel { kernel, at_once: CLUSTERS.map(|ctas| std::array::from_fn(|n| at_once(ctas, n + 1))) })
     }
 }
 
 /// CTAs that walk a request's tree by [`PathKernel`], and segments of each of them: as many as let all requests walk at once, and otherwise as few as have
-/// room for all segments. None is without a segment. `None` where clusters have no room for so many segments, or all rows are soon read at once: a
-/// node of a path takes 10 µs by a cluster, and some 30 rows of 32 segments take no longer by the whole device.
+/// room for all segments. None is without a segment. `None` where clusters have no room for so many segments, or trees that cannot walk at once have few
+/// nodes in all.
 fn path_cut(at_once: &PathsAtOnce, requests: usize, nodes: usize, segments: usize) -> Option<(usize, usize)> {
     if segments == 1 {
         return Some((1, 1));
     }
-    if requests * nodes < LEAST_PATH_ROWS || segments > MOST_PATH_SEGMENTS {
+    if segments > MOST_PATH_SEGMENTS {
         return None;
     }
     let mut cuts = CLUSTERS.iter().zip(at_once).filter_map(|(&ctas, at_once)| {
@@ -73,14 +73,14 @@ fn path_cut(at_once: &PathsAtOnce, requests: usize, nodes: usize, segments: usiz
         (n > 0 && ctas <= segments).then_some((ctas, each, n as usize))
     });
     let all_at_once = cuts.clone().find(|&(_, _, n)| requests <= n);
-    all_at_once.or(cuts.next_back()).map(|(ctas, each, _)| (ctas, each))
+    let takes_turns = requests * nodes >= LEAST_PATH_ROWS;
+    all_at_once.or(cuts.next_back().filter(|_| takes_turns)).map(|(ctas, each, _)| (ctas, each))
 }
 
-/// Nodes of all requests from which on rows of several segments are summed on the path alone. On an H200 one tree of 64 nodes takes 50 to 54 µs so, and 45 to
-/// 107 otherwise, by how many children are refused; one of 32 nodes 53 to 72, and 37 to 91.
+/// Nodes of all requests from which on rows of several segments are summed on the path alone though not all trees walk at once.
 const LEAST_PATH_ROWS: usize = 64;
 /// CTAs of a cluster that walks a tree.
-const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
+const CLUSTERS: [usize; 4] = [MOST_PATH_CTAS, 8, 4, 2];
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
@@ -191,9 +191,11 @@ kernel_struct! {
 
 kernel_constants! {
     const NODES: usize = MOST_NODES => "MOST_NODES";
-    /// Segments of a row whose rows are summed on the path alone, and of those the ones that a CTA has.
+    /// Segments of a row whose rows are summed on the path alone, of those the ones that a CTA has, such CTAs, and their threads.
     const MOST_PATH_SEGMENTS: usize = 64;
     const MOST_CTA_PATH_SEGMENTS: usize = 4;
+    const MOST_PATH_CTAS: usize = 16;
+    const PATH_THREADS: u32 = 512;
 }
 
 const MOST_THREADS: usize = 256;
@@ -312,7 +314,7 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
         if let Some((path, (ctas, segments))) = cuts {
             let kernel = path.kernel.sharing(path_bytes(segments));
             let kind = if ctas > 1 { Kind::DependentClusters(ctas as u32) } else { enqueue.dependent_kind() };
-            let grid = Grid { ctas: (r.batch() * ctas) as u32, threads: THREADS, kind };
+            let grid = Grid { ctas: (r.batch() * ctas) as u32, threads: PATH_THREADS, kind };
             // SAFETY: as below.
             return unsafe { enqueue.launch(&kernel, grid, [(&raw const params).cast()]) };
         }
@@ -398,7 +400,8 @@ mod tests {
         let at_once = [[7, 7, 7, 7], [15, 15, 15, 15], [32, 32, 32, 32], [66, 66, 66, 66]];
         let of = |requests, nodes, segments| path_cut(&at_once, requests, nodes, segments);
         assert_eq!([1, 7, 8, 15, 16].map(|n| of(n, 64, 32)), [16, 16, 8, 8, 8].map(|ctas| Some((ctas, 32 / ctas))));
-        assert_eq!([of(1, 63, 32), of(1, 64, 32), of(63, 1, 2)], [None, Some((16, 2)), None]);
+        assert_eq!([of(1, 1, 32), of(15, 1, 32), of(16, 3, 32)], [Some((16, 2)), Some((8, 4)), None]);
+        assert_eq!([of(16, 4, 32), of(66, 1, 2), of(67, 0, 2)], [Some((8, 4)), Some((2, 1)), None]);
         assert_eq!([of(1, 1, 1), of(2, 32, 2), of(70, 1, 5)], [Some((1, 1)), Some((2, 1)), Some((2, 3))]);
         assert_eq!([of(1, 64, 64), of(9, 64, 64), of(1, 64, 65)], [Some((16, 4)), Some((16, 4)), None]);
         assert_eq!(path_cut(&[[0; 4]; 4], 1, 64, 32), None);
