@@ -20,6 +20,9 @@ constexpr uint32 STAGE_BYTES = 4096;  // of a warp: what it has on its way
 constexpr uint32 SAMPLED = 4;         // strips of a thread that tell where the bound is
 // What the tokens below the guess have in the part of a row that is looked at, in parts of what may be dropped. Each has less than one of LITTLE parts of that.
 constexpr float MARGIN = 0.7f, LITTLE = 200.0f;
+// What a number that is looked at counts for at most, in parts of the groups' largest numbers of that part of the row, unless it is one of these: a large one stands
+// for some fifteen, so that the guess would be too high by chance in one row of 600.
+constexpr float MOST_OF_GROUPS = 1.0f / 64;
 constexpr float FILLED = 0.85f;   // of the lists, at most, by that part of the row
 constexpr uint32 MASS_BITS = 22;  // of a sum of strips that are right: for each three sums of floats are rounded to 24 bits
 
@@ -174,11 +177,12 @@ private:
         }
         low = safe, begin_digits();
         __syncthreads();
+        const uint64 most = __float2ull_rz(of_groups * part * MOST_OF_GROUPS);
         uint64 all = 0, others = 0;
         visit_part(strips, first, [&](uint32 group, float number) {
             const uint64 has = mass_of(number);
             all += has;
-            if (key_of(number) < group) others += has;
+            if (key_of(number) < group) others += min(has, most);
             if (is_counted(key_of(number))) digits.count(shared.digit_sums, key_of(number), has);
         });
         all = cta_sum(draw, all), others = cta_sum(draw, others);
