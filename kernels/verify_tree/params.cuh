@@ -7,7 +7,7 @@
 
 constexpr uint32 MOST_NODES = 1024;
 constexpr uint32 WARP_NODES = 64;  // that a warp holds
-// Of path.cu: segments of a row at most, those that a CTA of its clusters has, such CTAs, and their threads.
+// What path.cu takes at most: segments of a row, those of them that a CTA has, and CTAs of a cluster; and the threads of a CTA.
 constexpr uint32 MOST_PATH_SEGMENTS = 64, MOST_CTA_PATH_SEGMENTS = 4, MOST_PATH_CTAS = 16, PATH_THREADS = 512;
 // Bits of a tree's status: VWD_TREE_*.
 constexpr uint32 BROKEN_LINK = 1u << 16, CLAMPED = 1u << 17, NODE_WITHOUT_TOKEN = 1u << 18;

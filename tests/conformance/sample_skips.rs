@@ -23,7 +23,7 @@ fn sample_with_filters_commits_the_same_whatever_is_past_the_ends(backend: &Back
             let batch = rng.size(89..=92);
             let mut scene = many(rng, batch);
             if top_p_alone {
-                // For which there is a kernel where no log-probabilities are wanted.
+                // The kernel for top-p alone runs where no log-probabilities are wanted.
                 scene.wants_logprobs = false;
                 scene.settings.iter_mut().for_each(|s| *s = Settings { top_k: 0, min_p: 0.0, ..*s });
             }
