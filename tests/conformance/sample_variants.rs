@@ -176,8 +176,8 @@ fn is_looked_at(token: usize, tokens: usize) -> bool {
     first < 1024 && strips * first / 1024 == token / 8
 }
 
-/// Rows whose numbers are not those of the part that is looked at. The first ones have a few likely tokens in that part, and all others elsewhere: a lower
-/// guess finds the bound, or a second guess does not, either.
+/// Rows whose numbers are not those of the part that is looked at. The first ones have a few likely tokens in that part, and all others elsewhere,
+/// so that a guess by that part is above the bound.
 const MISLEADING: &[fn(&mut Rng, usize) -> Vec<f64>] = &[
     |rng, tokens| {
         unlike(tokens, || if rng.one_in(60) { 0.0 } else { -30.0 }, |token| if token % 256 < 8 { 0.0 } else { -1.5 })
